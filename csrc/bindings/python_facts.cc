@@ -38,7 +38,7 @@ void BindFacts(py::module_& m) {
       [](const std::string& collective, const std::string& sparsifier, const std::string& values,
          bool on_device, bool connected) {
         return NameOf(
-            RouteOf({collective, sparsifier, DenseValuesFrom(values), on_device, connected}));
+            RouteOf({collective, sparsifier, AnyValuesFrom(values), on_device, connected}));
       },
       py::arg("collective"), py::kw_only(), py::arg("sparsifier"), py::arg("values"),
       py::arg("on_device"), py::arg("connected"), "The route of a bucket's steps.");

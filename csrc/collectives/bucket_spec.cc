@@ -1,5 +1,6 @@
 #include "csrc/collectives/bucket_spec.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -10,6 +11,19 @@ namespace {
 
 std::int64_t Sum(const std::vector<std::int64_t>& numbers) {
   return std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0});
+}
+
+/// Throws InvalidArgument unless a bucket's blocks can be sent with binary values: one number is
+/// the mean of one segment's entries, which are of one sign, and no sum is ever sent.
+void CheckBinary(const BucketSpec& spec) {
+  const auto is_filled = [](std::int64_t numel) { return numel > 0; };
+  const auto filled =
+      std::count_if(spec.segment_numels.begin(), spec.segment_numels.end(), is_filled);
+  Require(filled <= 1, "bucket '", spec.name, "': binary values take one segment, got ", filled);
+  Require(spec.sparsifier == "one_sign", "bucket '", spec.name,
+          "': binary values take the sparsifier 'one_sign', got '", spec.sparsifier, "'");
+  Require(spec.collective == "allgather", "bucket '", spec.name,
+          "': binary values take the collective 'allgather', got '", spec.collective, "'");
 }
 
 }  // namespace
@@ -34,6 +48,7 @@ void CheckSpec(const BucketSpec& spec) {
           Sum(spec.segment_numels), " entries, gradients ", whole);
   Require(spec.max_ks.size() == spec.segment_numels.size(), "bucket '", spec.name,
           "': ", spec.max_ks.size(), " values of k for ", spec.segment_numels.size(), " segments");
+  if (spec.wire.values == Values::kBinary) CheckBinary(spec);
   if (!spec.device.IsCpu()) {
     Require(!FindCollective(spec.collective).SumsNodesFirst(), "bucket '", spec.name,
             "': collective '", spec.collective,

@@ -36,6 +36,7 @@ Coding CodingOf(Values type) {
     case Values::kInt4:
       return {TakeInt4, DecodeInt4, AddInt4};
     case Values::kTernary:
+    case Values::kBinary:
       break;
   }
   RefuseType(type);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "csrc/wire/binary_values.h"
 #include "csrc/wire/narrow_floats.h"
 #include "csrc/wire/scaled_values.h"
 
@@ -101,6 +102,8 @@ void RoundValues(Values type, float* values, std::int64_t count, float* errors) 
       return RoundToInt8(values, count, errors);
     case Values::kInt4:
       return RoundToInt4(values, count, errors);
+    case Values::kBinary:
+      return RoundToBinary(values, count, errors);
     case Values::kTernary:
       break;
   }
@@ -120,6 +123,8 @@ bool EncodeValues(Values type, const float* values, std::int64_t count, std::uin
       return EncodeInt8(values, count, code);
     case Values::kInt4:
       return EncodeInt4(values, count, code);
+    case Values::kBinary:
+      return EncodeBinary(values, count, code);
     case Values::kTernary:
       break;
   }
@@ -143,6 +148,8 @@ bool DecodeValues(Values type, const std::uint8_t* code, std::int64_t count, flo
       return DecodeInt8Values(code, count, values);
     case Values::kInt4:
       return DecodeInt4Values(code, count, values);
+    case Values::kBinary:
+      return DecodeBinary(code, count, values);
     case Values::kTernary:
       break;
   }

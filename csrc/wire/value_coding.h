@@ -17,7 +17,8 @@ namespace hvd_sparse {
 /// Finite values stay finite: a value beyond the largest number becomes that number, or, beyond
 /// 2^29, the largest one whose error is exact. Zeros become +0.0. Values that are not finite stay
 /// so, with an error of zero. To int8 and int4 each kScaledBlock values are rounded together; once
-/// rounded they do not change, as long as the same ones stand together.
+/// rounded they do not change, as long as the same ones stand together. To binary all values are
+/// rounded together: see binary_values.h.
 void RoundValues(Values type, float* values, std::int64_t count, float* errors);
 
 /// Writes ValueBytes(type, count) bytes. Returns true if every value is a number of `type`, so that

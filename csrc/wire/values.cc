@@ -8,16 +8,19 @@
 namespace hvd_sparse {
 namespace {
 
+enum Kinds : std::uint8_t { kInBlocks = 1, kInDense = 2, kInAll = 3 };
+
 struct Named {
   Values values;
   const char* name;
-  bool in_blocks;  ///< true if sparse blocks may have such values
+  Kinds kinds;  ///< of messages that may have such values
 };
 
 constexpr std::array kValues = {
-    Named{Values::kFloat32, "float32", true},   Named{Values::kFloat16, "float16", true},
-    Named{Values::kBFloat16, "bfloat16", true}, Named{Values::kInt8, "int8", true},
-    Named{Values::kInt4, "int4", true},         Named{Values::kTernary, "ternary", false},
+    Named{Values::kFloat32, "float32", kInAll},   Named{Values::kFloat16, "float16", kInAll},
+    Named{Values::kBFloat16, "bfloat16", kInAll}, Named{Values::kInt8, "int8", kInAll},
+    Named{Values::kInt4, "int4", kInAll},         Named{Values::kTernary, "ternary", kInDense},
+    Named{Values::kBinary, "binary", kInBlocks},
 };
 
 const Named* Find(Values values) {
@@ -26,10 +29,10 @@ const Named* Find(Values values) {
   return found == kValues.end() ? nullptr : found;
 }
 
-Values Find(const std::string& name, bool in_blocks) {
+Values Find(const std::string& name, Kinds kinds) {
   std::string known;
   for (const Named& one : kValues) {
-    if (in_blocks && !one.in_blocks) continue;
+    if ((one.kinds & kinds) == 0) continue;
     if (name == one.name) return one.values;
     known += Concat(known.empty() ? "" : ", ", one.name);
   }
@@ -45,12 +48,14 @@ const char* NameOf(Values values) {
 
 bool IsKnown(Values values) {
   const Named* const found = Find(values);
-  return found != nullptr && found->in_blocks;
+  return found != nullptr && (found->kinds & kInBlocks) != 0;
 }
 
-Values ValuesFrom(const std::string& name) { return Find(name, true); }
+Values ValuesFrom(const std::string& name) { return Find(name, kInBlocks); }
 
-Values DenseValuesFrom(const std::string& name) { return Find(name, false); }
+Values DenseValuesFrom(const std::string& name) { return Find(name, kInDense); }
+
+Values AnyValuesFrom(const std::string& name) { return Find(name, kInAll); }
 
 void RefuseType(Values values) {
   Throw(ErrorKind::kInvalidArgument, "no value is sent as number ",

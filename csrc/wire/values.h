@@ -18,6 +18,7 @@ enum class Values : std::uint8_t {
   kInt8 = 4,     ///< 8 bits, and 8 for the scale of each kScaledBlock values
   kInt4 = 5,     ///< 4 bits, and 8 for the scale of each kScaledBlock values
   kTernary = 6,  ///< at most 8 bits for 5 values; dense messages only
+  kBinary = 7,   ///< 32 bits for all values of a block, which are equal; sparse blocks only
 };
 
 /// Values of type int8 and int4 that share a scale.
@@ -34,6 +35,8 @@ constexpr std::int64_t ValueBytes(Values values, std::int64_t count) {
       return scales + count;
     case Values::kInt4:
       return scales + (count + 1) / 2;
+    case Values::kBinary:
+      return count > 0 ? 4 : 0;
     default:
       return 2 * count;
   }
@@ -49,8 +52,9 @@ bool IsKnown(Values values);
 /// there is none.
 Values ValuesFrom(const std::string& name);
 
-/// Like ValuesFrom, but for dense messages, which may have values of any type.
+/// Like ValuesFrom, but for dense messages, or for messages of any kind.
 Values DenseValuesFrom(const std::string& name);
+Values AnyValuesFrom(const std::string& name);
 
 /// Throws InvalidArgument because no function serves the type.
 [[noreturn]] void RefuseType(Values values);

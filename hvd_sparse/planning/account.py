@@ -27,7 +27,12 @@ INDEX_BYTES = _core.index_bytes
 VALUE_BYTES = _core.value_bytes  # of float32, in which gradients are summed
 WIRES = ("plain", "packed")
 SCALE_BYTES = 1 / 64  # of each value of int8 and int4
-BYTES_OF_VALUES = BYTES | {"int8": 1 + SCALE_BYTES, "int4": 1 / 2 + SCALE_BYTES, "ternary": 1 / 5}
+BYTES_OF_VALUES = BYTES | {
+    "int8": 1 + SCALE_BYTES,
+    "int4": 1 / 2 + SCALE_BYTES,
+    "ternary": 1 / 5,
+    "binary": 0,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +71,7 @@ class Setting:
 
     @property
     def value_bytes(self) -> float:
-        """Bytes of a value on the wire; of a ternary one, the most that it takes."""
+        """Bytes of a value on the wire: the most of a ternary one, none if all are one number."""
         return BYTES_OF_VALUES[self.values]
 
     def route(self, collective: str) -> str:

@@ -17,6 +17,7 @@
 #include "csrc/comm/loopback_communicator.h"
 #include "tests/csrc/entries.h"
 #include "tests/csrc/kernel_threads.h"
+#include "tests/csrc/thrown.h"
 
 namespace hvd_sparse {
 namespace {
@@ -263,6 +264,35 @@ TEST(Bucket, RefusesWhatDoesNotFitTogether) {
   EXPECT_TRUE(refused(no_threshold));
   no_threshold.sparsifier_options = {{"threshold", 0.5}};
   EXPECT_FALSE(refused(no_threshold));
+}
+
+TEST(Bucket, RefusesBinaryValuesOfSeveralSegmentsOrOtherParts) {
+  const auto binary = [](const std::vector<std::int64_t>& segments) {
+    BucketSpec spec = Spec({10}, segments, 1);
+    spec.sparsifier = "one_sign";
+    spec.collective = "allgather";
+    spec.wire.values = Values::kBinary;
+    return spec;
+  };
+  const auto refusal = [](const BucketSpec& spec) {
+    return std::string(Thrown([&] { const Bucket bucket(0, spec); }).what());
+  };
+  for (const std::vector<std::int64_t>& one : {std::vector<std::int64_t>{10}, {0, 10}, {10, 0}}) {
+    EXPECT_NO_THROW(Bucket(0, binary(one)));
+  }
+  EXPECT_EQ(refusal(binary({4, 6})), "bucket 'a bucket': binary values take one segment, got 2");
+  BucketSpec top_k = binary({10});
+  top_k.sparsifier = "top_k";
+  EXPECT_EQ(refusal(top_k),
+            "bucket 'a bucket': binary values take the sparsifier 'one_sign', got 'top_k'");
+  for (const char* collective : {"gtopk", "recursive_doubling", "shard_sum"}) {
+    BucketSpec other = binary({10});
+    other.collective = collective;
+    EXPECT_EQ(
+        refusal(other),
+        std::string("bucket 'a bucket': binary values take the collective 'allgather', got '") +
+            collective + "'");
+  }
 }
 
 }  // namespace

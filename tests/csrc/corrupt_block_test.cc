@@ -117,8 +117,8 @@ TEST(CorruptBlock, WithAHeaderThatCannotBeIsRefused) {
       ExpectRefused(changed(offsetof(BlockHeader, count), count), format, "");
     }
     Message coded = good;
-    coded[offsetof(BlockHeader, values)] = 7;
-    ExpectRefused(coded, format, format.IsPlain() ? "are coded (0, 7)" : "corrupt");
+    coded[offsetof(BlockHeader, values)] = 8;
+    ExpectRefused(coded, format, format.IsPlain() ? "are coded (0, 8)" : "corrupt");
     for (std::size_t bytes = 0; bytes < good.size(); bytes += 3) {
       ExpectRefused({good.begin(), good.begin() + static_cast<std::ptrdiff_t>(bytes)}, format, "");
     }

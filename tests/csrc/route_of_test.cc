@@ -26,6 +26,7 @@ TEST(RouteOf, IsTheDevicesWhereItCanDoIt) {
       {"gtopk", "gaussian", Values::kBFloat16, true, false, true, Route::kCalls},
       {"gtopk", "gaussian", Values::kFloat32, true, false, false, Route::kCalls},
       {"allgather", "gaussian", Values::kFloat32, true, false, true, Route::kCalls},
+      {"allgather", "one_sign", Values::kBinary, true, false, true, Route::kCalls},
       {"hierarchical", "gaussian", Values::kFloat32, true, false, true, Route::kCalls},
   };
   for (const Case& one : cases) {

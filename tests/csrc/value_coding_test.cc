@@ -186,7 +186,7 @@ TEST(ValueCoding, OtherTypesDoNotTravel) {
     EXPECT_FALSE(IsKnown(type));
   }
   const Error error = Thrown([] { ValuesFrom("ternary"); });
-  EXPECT_TRUE(Says(error, "one of float32, float16, bfloat16, int8, int4; got 'ternary'"));
+  EXPECT_TRUE(Says(error, "one of float32, float16, bfloat16, int8, int4, binary; got 'ternary'"));
 }
 
 }  // namespace

@@ -17,11 +17,12 @@ namespace hvd_sparse {
 namespace {
 
 constexpr std::int64_t kNumel = 100000;
-constexpr Values kTypes[] = {Values::kFloat32, Values::kFloat16, Values::kBFloat16, Values::kInt8,
-                             Values::kInt4};
+constexpr Values kTypes[] = {Values::kFloat32, Values::kFloat16, Values::kBFloat16,
+                             Values::kInt8,    Values::kInt4,    Values::kBinary};
 const std::vector<std::int64_t> kCounts = {0, 1, 2, 3, 16, 17, 100, 1000, 30000};
 
-/// Returns about `count` entries, some with the survived bit; values of the type.
+/// Returns about `count` entries, some with the survived bit; values of the type, if that is binary
+/// of one sign.
 SparseBlock RandomBlock(std::int64_t count, Values dtype, std::mt19937* random) {
   Entries entries;
   std::normal_distribution<float> gaussian;
@@ -30,7 +31,9 @@ SparseBlock RandomBlock(std::int64_t count, Values dtype, std::mt19937* random) 
     const auto place = static_cast<Index>(at) + static_cast<Index>((*random)() % 3);
     const Index last = entries.empty() ? -1 : Position(entries.back().index);
     const Index position = std::max(place, last + 1);
-    entries.push_back({Marked(position, (*random)() % 3 == 0), gaussian(*random)});
+    const float value = gaussian(*random);
+    entries.push_back({Marked(position, (*random)() % 3 == 0),
+                       dtype == Values::kBinary ? std::fabs(value) : value});
   }
   SparseBlock block = MakeBlock(entries);
   RoundValues(dtype, block.values(), block.count(), nullptr);
@@ -110,7 +113,8 @@ TEST(WireFormat, MessagesAreAsSmallAsPromised) {
 
 TEST(WireFormat, ValuesThatWereNotRoundedAreRefused) {
   SparseBlock block = MakeBlock({{1, 1.0f}, {2, 1.0001f}});
-  for (const Values dtype : {Values::kFloat16, Values::kBFloat16, Values::kInt8, Values::kInt4}) {
+  for (const Values dtype :
+       {Values::kFloat16, Values::kBFloat16, Values::kInt8, Values::kInt4, Values::kBinary}) {
     std::vector<std::uint8_t> message(static_cast<std::size_t>(block.message_bytes()));
     try {
       EncodeBlock(block, {false, dtype}, Content::kSums, message.data());

@@ -48,6 +48,7 @@ struct Setup {
     setup.wire = {choice % 2 == 1, kTypes[choice / 2 % 3]};
     setup.slack = 1 + choice / 6 % 2;
     if (!setup.IsSparse() && setup.slack > 1) setup.wire.values = kDenseTypes[choice / 2 % 3];
+    if (setup.collective == "allgather" && setup.slack > 1) setup.wire.values = Values::kBinary;
     setup.numel = reader->Between(0, kMostNumel);
     setup.k = setup.numel == 0 ? 1 : reader->Between(1, setup.numel);
     return setup;
@@ -61,7 +62,8 @@ struct Setup {
 
   BucketSpec Spec() const {
     const std::int64_t first = numel - numel / 3;
-    return {"fc", {first, numel - first}, {numel}, {k}, "top_k", {}, collective, {slack}, wire};
+    const char* const sparsifier = wire.values == Values::kBinary ? "one_sign" : "top_k";
+    return {"fc", {first, numel - first}, {numel}, {k}, sparsifier, {}, collective, {slack}, wire};
   }
 };
 
@@ -230,7 +232,7 @@ std::vector<Bytes> Seeds() {
   for (std::size_t collective = 0; collective < collectives; ++collective) {
     for (const int nodes : {2, 3, 4}) {
       for (const int local_size : {1, 2}) {
-        for (const std::uint8_t choice : {0, 1, 5, 6, 8, 10}) {
+        for (const std::uint8_t choice : {0, 1, 5, 6, 7, 8, 10}) {
           for (const std::int64_t k : {9, 150}) {
             Writer writer;
             writer.Put(static_cast<std::uint8_t>(collective)).PutBetween(1, local_size);

@@ -14,8 +14,8 @@ namespace hvd_sparse::fuzz {
 namespace {
 
 constexpr std::int64_t kMostRoom = 600, kMostNumel = 20000;
-constexpr Values kTypes[] = {Values::kFloat32, Values::kFloat16, Values::kBFloat16, Values::kInt8,
-                             Values::kInt4};
+constexpr Values kTypes[] = {Values::kFloat32, Values::kFloat16, Values::kBFloat16,
+                             Values::kInt8,    Values::kInt4,    Values::kBinary};
 
 WireFormat FormatOf(std::uint8_t choice) {
   return {choice % 2 == 1, kTypes[choice / 2 % std::size(kTypes)]};
@@ -36,7 +36,8 @@ SparseBlock Regular(std::int64_t numel, Index stride, WireFormat format) {
   block.Reset(count);
   for (std::int64_t i = 0; i < count; ++i) {
     block.indices()[i] = Marked(static_cast<Index>(i) * stride, i % 3 == 0);
-    block.values()[i] = static_cast<float>(i % 100) - 50.5f;
+    const float value = static_cast<float>(i % 100) - 50.5f;
+    block.values()[i] = format.values == Values::kBinary ? std::fabs(value) : value;
   }
   block.Finish(count);
   Identify(&block, format);
