@@ -8,6 +8,12 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NoReturn
 
 from hvd_sparse.collectives import SHARD_SUM, find_collective
+from hvd_sparse.compression_checks import (
+    check_choice,
+    check_parts,
+    checked_number,
+    checked_slack,
+)
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.schedules import Warmup, checked_count, checked_density
 from hvd_sparse.sparsifiers import Sparsifier, as_sparsifier
@@ -21,15 +27,13 @@ MIN_REPLAN = 100
 
 CHOICES = {
     "indices": (AUTO, "plain", "packed"),
-    "values": (AUTO, "float32", "bfloat16", "float16", "int8", "int4", "ternary"),
+    "values": (AUTO, "float32", "bfloat16", "float16", "int8", "int4", "ternary", "binary"),
     "plan": ("simulated", "paper"),
 }
 
-# Types of values that the dense sum alone can send.
-_VALUES_OF_DENSE_SUMS = ("ternary",)
-
 _TOP_K = as_sparsifier("top_k")
 _GAUSSIAN = as_sparsifier("gaussian")
+_ONE_SIGN = as_sparsifier("one_sign")
 _WARMUP = Warmup(steps=50, densities=(0.25, 0.0625, 0.015625))
 
 
@@ -37,15 +41,15 @@ _WARMUP = Warmup(steps=50, densities=(0.25, 0.0625, 0.015625))
 class Compression:
     """How gradients are exchanged, and in which form.
 
-    LAGS, GTopK, GaussianK and TopK are presets that send few entries; Dense and ThreeLC are presets
-    that send all of them.
+    LAGS, GTopK, GaussianK, TopK and SBC are presets that send few entries; Dense and ThreeLC are
+    presets that send all of them.
 
     Args:
         density: Fraction of each gradient's entries that a rank sends, in (0, 1]; if adaptive, the
             least of any layer.
         sparsifier: Method that selects the entries: a name ("top_k", "gaussian", "sampled",
-            "sidco", "random_k"), or one of hvd_sparse.sparsifiers with its options, such as
-            HardThreshold(threshold=...).
+            "sidco", "random_k", "one_sign"), or one of hvd_sparse.sparsifiers with its options,
+            such as HardThreshold(threshold=...).
         collective: Method that exchanges them: "allgather", "gtopk", "recursive_doubling",
             "split_allgather", "hierarchical", or "auto": the faster one, by the plan, of allgather
             and recursive_doubling, which apply all that the ranks select; "allgather" if not
@@ -61,7 +65,8 @@ class Compression:
             plan.
         values: Type of values in messages: "float32", "bfloat16" or "float16"; "int8" or "int4", of
             which 64 share a scale; with "shard_sum" also "ternary", which is -1, 0 or 1 times the
-            largest magnitude. The rounding errors of a narrow type stay in the residual.
+            largest magnitude; with what SBC is made of also "binary", one number for all entries
+            of a layer. The rounding errors of a narrow type stay in the residual.
             "auto": the one that the plan predicts to be fastest, of float32 and bfloat16 and, in
             dense sums, int8; or "float32" without a plan.
         layer_wise: True if entries are selected per layer, in buckets that are exchanged during the
@@ -142,10 +147,10 @@ class Compression:
         if self.collective != AUTO:
             find_collective(self.collective)
         set_field(self, "slack", checked_slack(self.slack))
-        sparsity = _checked_number("sparsity", self.sparsity, low=1, below=2)
+        sparsity = checked_number("sparsity", self.sparsity, low=1, below=2)
         set_field(self, "sparsity", sparsity)
         for name, choices in CHOICES.items():
-            _check_choice(name, getattr(self, name), choices)
+            check_choice(name, getattr(self, name), choices)
         min_numel = checked_count("min_numel", self.min_numel, low=0, high=2**62)
         set_field(self, "min_numel", min_numel)
         bucket_numel = checked_count(
@@ -165,11 +170,11 @@ class Compression:
             every = checked_count("replan_every", self.replan_every, low=MIN_REPLAN, high=2**62)
             set_field(self, "replan_every", every)
         if self.momentum_correction != AUTO:
-            momentum = _checked_number("momentum_correction", self.momentum_correction, below=1)
+            momentum = checked_number("momentum_correction", self.momentum_correction, below=1)
             set_field(self, "momentum_correction", momentum)
-        set_field(self, "weight_decay", _checked_number("weight_decay", self.weight_decay))
+        set_field(self, "weight_decay", checked_number("weight_decay", self.weight_decay))
         if self.clip_norm is not None:
-            limit = _checked_number("clip_norm", self.clip_norm, above=True)
+            limit = checked_number("clip_norm", self.clip_norm, above=True)
             set_field(self, "clip_norm", limit)
         if self.quality_every is not None:
             every = checked_count("quality_every", self.quality_every, low=1, high=2**62)
@@ -186,7 +191,7 @@ class Compression:
             )
         if self.warmup is not None and not isinstance(self.warmup, Warmup):
             raise InvalidArgumentError(f"warmup must be a Warmup or None, got {self.warmup!r}")
-        _check_dense_sum(self)
+        check_parts(self)
 
     def __repr__(self) -> str:
         always = "values" if self.collective == SHARD_SUM else "density"
@@ -288,6 +293,28 @@ class TopK(Compression):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
+class SBC(Compression):
+    """Sparse binary compression: the positions of a layer's entries, and one number for all.
+
+    Each rank sends the largest entries of one sign, of whichever sign has the larger mean, as that
+    mean. Entries of the other sign wait, and what is rounded away stays in the residual and joins
+    the next gradient (error feedback). So an entry takes about 9 bits at density .01, and none of
+    them are its value's. A layer is a bucket of its own. The paper's delay, to exchange after
+    several steps, is not part of it.
+
+    Reference:
+        Sattler, Wiedemann, Mueller, Samek, Sparse Binary Compression: Towards Distributed Deep
+        Learning with Minimal Communication, IJCNN 2019, https://arxiv.org/abs/1805.08768.
+    """
+
+    density: float = 0.01
+    sparsifier: Sparsifier | str = _ONE_SIGN
+    indices: str = "packed"
+    values: str = "binary"
+    bucket_numel: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Dense(Compression):
     """The dense sum of all gradients by this package's own collective.
 
@@ -323,56 +350,6 @@ class ThreeLC(Compression):
     values: str = "ternary"
 
 
-def _check_dense_sum(compression: Compression) -> None:
-    """Raises InvalidArgumentError unless a compression sums all entries in all of its options."""
-    if compression.collective != SHARD_SUM:
-        if isinstance(compression, Dense):
-            raise InvalidArgumentError(
-                f"collective of {type(compression).__name__} must be {SHARD_SUM!r}, "
-                f"got {compression.collective!r}"
-            )
-        if compression.values in _VALUES_OF_DENSE_SUMS:
-            raise InvalidArgumentError(
-                f"values may be {compression.values!r} with collective {SHARD_SUM!r} alone, "
-                f"got collective {compression.collective!r}"
-            )
-        return
-    for name, wanted in (("density", 1), ("warmup", None), ("adaptive", False)):
-        value = getattr(compression, name)
-        if value != wanted:
-            raise InvalidArgumentError(
-                f"{name} must be {wanted} with collective {SHARD_SUM!r}, which sends every entry, "
-                f"got {value!r}"
-            )
-
-
-def checked_slack(slack: object) -> float:
-    """`slack` if it is a finite number of at least 1; raises InvalidArgumentError otherwise."""
-    if isinstance(slack, int | float) and not isinstance(slack, bool) and 1 <= slack < float("inf"):
-        return float(slack)
-    raise InvalidArgumentError(f"slack must be a finite number >= 1, got {slack!r}")
-
-
-def _checked_number(
-    name: str,
-    value: object,
-    *,
-    low: float = 0,
-    below: float = float("inf"),
-    above: bool = False,
-) -> float:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if number and low <= value < below and (value > low or not above):  # type: ignore[operator]
-        return float(value)  # type: ignore[arg-type]
-    limits = f"{'(' if above else '['}{low}, {'infinity' if below == float('inf') else below})"
-    raise InvalidArgumentError(f"{name} must be a number in {limits}, got {value!r}")
-
-
-def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise InvalidArgumentError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-
-
 def is_sparse_compression(value: object) -> bool:
     """Returns true if `value` is one of this package's compressions, as a class or an instance."""
     if isinstance(value, type):
@@ -392,7 +369,7 @@ def as_compression(value: object) -> Compression:
         return value()
     kind = value if isinstance(value, type) else type(value)
     raise InvalidArgumentError(
-        "compression must be one of hvd_sparse's (LAGS, GTopK, GaussianK, TopK, Dense, ThreeLC; a "
-        "class or an instance) or one of Horovod's, got "
+        "compression must be one of hvd_sparse's (LAGS, GTopK, GaussianK, TopK, SBC, Dense, "
+        "ThreeLC; a class or an instance) or one of Horovod's, got "
         f"{kind.__module__}.{kind.__qualname__}"
     )

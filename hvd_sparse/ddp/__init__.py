@@ -8,7 +8,7 @@
 The options of compressions, and the functions below, are those of hvd_sparse.torch.
 """
 
-from hvd_sparse.compression import LAGS, Dense, GaussianK, GTopK, ThreeLC, TopK
+from hvd_sparse.compression import LAGS, SBC, Dense, GaussianK, GTopK, ThreeLC, TopK
 from hvd_sparse.ddp.attaching import attach
 from hvd_sparse.ddp.checkpoint import load_checkpoint, save_checkpoint
 from hvd_sparse.ddp.functions import sparse_allreduce
@@ -20,6 +20,7 @@ from hvd_sparse.stats.step_stats import Stats, StepStats, TotalStats
 
 __all__ = [
     "LAGS",
+    "SBC",
     "Dense",
     "GTopK",
     "GaussianK",

@@ -15,7 +15,7 @@ horovod.tensorflow.
 import horovod.tensorflow as _horovod
 
 from hvd_sparse import reexport as _reexport
-from hvd_sparse.compression import LAGS, Dense, GaussianK, GTopK, ThreeLC, TopK
+from hvd_sparse.compression import LAGS, SBC, Dense, GaussianK, GTopK, ThreeLC, TopK
 from hvd_sparse.schedules import Warmup
 from hvd_sparse.stats.step_stats import StepStats
 from hvd_sparse.tensorflow import patches as _patches
@@ -31,6 +31,7 @@ _patches.install()
 
 __all__ = [
     "LAGS",
+    "SBC",
     "Dense",
     "GTopK",
     "GaussianK",

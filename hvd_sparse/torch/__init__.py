@@ -15,7 +15,7 @@ Importing this module teaches `horovod.torch.DistributedOptimizer` sparse compre
 import horovod.torch as _horovod
 
 from hvd_sparse import reexport as _reexport
-from hvd_sparse.compression import LAGS, Dense, GaussianK, GTopK, ThreeLC, TopK
+from hvd_sparse.compression import LAGS, SBC, Dense, GaussianK, GTopK, ThreeLC, TopK
 from hvd_sparse.pytorch.optimizer import mark_step, stats
 from hvd_sparse.pytorch.tuning import replan, tuning
 from hvd_sparse.pytorch.watching import summary, watch
@@ -30,6 +30,7 @@ _patches.install()
 
 __all__ = [
     "LAGS",
+    "SBC",
     "Dense",
     "GTopK",
     "GaussianK",

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hvd_sparse.compression import LAGS, GaussianK, GTopK, TopK
+from hvd_sparse.compression import LAGS, SBC, GaussianK, GTopK, TopK
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
 from hvd_sparse.schedules import Warmup
 from hvd_sparse.tuning.tuner import Stage
@@ -25,6 +25,8 @@ COMPRESSIONS = {
     "lags": SIMPLE,
     "gtopk": GTopK(**FIXED),
     "gaussiank": GaussianK(warmup=WARMUP, rescale_residual=True, **FIXED),
+    "sbc": SBC(**FIXED),
+    "sbc with momentum": SBC(momentum_correction=0.5, **FIXED),
     "adaptive": LAGS(warmup=None, **FIXED),
     "lags by default": LAGS(adaptive=False, **FIXED),
     "momentum": TopK(momentum_correction=0.5, clip_norm=20.0, weight_decay=0.01, **FIXED),

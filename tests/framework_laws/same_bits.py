@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hvd_sparse.collectives import COLLECTIVES, SHARD_SUM
-from hvd_sparse.compression import AUTO, LAGS, Compression, GTopK, TopK
+from hvd_sparse.compression import AUTO, LAGS, SBC, Compression, GTopK, TopK
 from tests import laws
 from tests.cases import in_turn
 from tests.dense_sums import DENSE_SUMS, SPARSER_TERNARY
@@ -41,10 +41,12 @@ class Case:
 
 BACKWARDS = ("last", "second", "first")
 TWO_BUCKETS = (("last", "second"), ("first",))
+THREE_BUCKETS = (("last",), ("second",), ("first",))
 FIXED = {
     "density": 0.05, "min_numel": 64, "bucket_numel": 1700, "rescale_residual": False,
     "warmup": None,
 }  # fmt: skip
+ALONE = FIXED | {"bucket_numel": 1}
 CASES = {
     "lags": Case(LAGS(adaptive=False, **FIXED), TWO_BUCKETS, "gaussian", "allgather"),
     "lags, gtopk": Case(
@@ -52,12 +54,14 @@ CASES = {
     ),
     "gtopk": Case(GTopK(**FIXED), (BACKWARDS,), "top_k", "gtopk"),
     "topk": Case(TopK(**FIXED), TWO_BUCKETS, "top_k", "allgather"),
+    "sbc": Case(SBC(**ALONE), THREE_BUCKETS, "one_sign", "allgather"),
 }
 MOMENTUM = {
     "lags": LAGS(adaptive=False, momentum_correction=0.9, **FIXED),
     "lags, gtopk": LAGS(adaptive=False, collective="gtopk", momentum_correction=0.9, **FIXED),
     "gtopk": GTopK(momentum_correction=0.9, **FIXED),
     "topk": TopK(momentum_correction=0.9, **FIXED),
+    "sbc": SBC(momentum_correction=0.9, **ALONE),
 }
 
 
@@ -137,10 +141,10 @@ def test_a_dense_sum_gives_the_bits_of_the_core(framework, compression, momentum
 
 @pytest.mark.usefixtures("several_ranks")
 @pytest.mark.parametrize(
-    ("collective", "sparsifier"),
+    ("sparsifier", "collective"),
     in_turn(
+        ["top_k", "gaussian", "sampled", "sidco", "one_sign"],
         [name for name in COLLECTIVES if name != "hierarchical"],
-        ["top_k", "gaussian", "sampled", "sidco"],
     ),
 )
 def test_every_collective_and_sparsifier_gives_the_bits_of_the_core(

@@ -17,7 +17,7 @@ from types import ModuleType
 import numpy as np
 
 from hvd_sparse.collectives import COLLECTIVES
-from hvd_sparse.compression import LAGS, Compression
+from hvd_sparse.compression import LAGS, SBC, Compression
 
 SHAPES = {"a": (60, 50), "b": (40, 25), "c": (30, 50)}
 SPARSIFIERS = ("top_k", "gaussian", "sampled", "sidco", "random_k")
@@ -37,6 +37,7 @@ def compressions(*, every_pair: bool) -> Iterator[Compression]:
     yield LAGS(collective="gtopk", values="bfloat16", indices="packed", slack=2.0, **common)
     yield LAGS(collective="allgather", values="float16", bucket_numel=1, **common)
     yield LAGS(momentum_correction=0.9, clip_norm=100.0, bucket_numel=4000, **common)
+    yield SBC(density=0.02, min_numel=1)
     # PyTorch may round weight and gradient together, so sums are exact here.
     yield LAGS(momentum_correction=0.5, weight_decay=1.5, **common)
 

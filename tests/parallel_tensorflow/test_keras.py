@@ -20,6 +20,7 @@ COMPRESSIONS = {
     "topk": TopK(density=0.05, min_numel=64),
     "lags": LAGS(density=0.05, min_numel=64, adaptive=False),
     "gtopk": GTopK(density=0.05, min_numel=64),
+    "sbc": hvd.SBC(density=0.05, min_numel=64),
     "dense": hvd.Dense(values="bfloat16"),
 }
 
@@ -76,6 +77,7 @@ def trainable(model):
         ("lags", "graph"),
         ("topk", "auto"),
         ("gtopk", "eager"),
+        ("sbc", "graph"),
         ("dense", "graph"),
         ("dense", "eager"),
     ],

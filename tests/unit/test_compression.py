@@ -12,6 +12,7 @@ from hvd_sparse import _core
 from hvd_sparse.collectives import COLLECTIVES
 from hvd_sparse.compression import (
     LAGS,
+    SBC,
     Compression,
     Dense,
     GaussianK,
@@ -25,7 +26,7 @@ from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.schedules import Warmup
 from hvd_sparse.sparsifiers import SPARSIFIERS, HardThreshold, Sampled
 
-PRESETS = [LAGS, GTopK, GaussianK, TopK, Dense, ThreeLC]
+PRESETS = [LAGS, GTopK, GaussianK, TopK, SBC, Dense, ThreeLC]
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,7 @@ PRESETS = [LAGS, GTopK, GaussianK, TopK, Dense, ThreeLC]
         (GTopK, ("top_k", "gtopk", False, False, 0.001)),
         (GaussianK, ("gaussian", "allgather", True, False, 0.001)),
         (TopK, ("top_k", "allgather", True, False, 0.001)),
+        (SBC, ("one_sign", "allgather", True, False, 0.01)),
     ],
 )
 def test_presets_are_made_of_the_papers_parts(preset, parts):
@@ -61,6 +63,7 @@ def test_a_dense_sum_sends_all_in_its_own_values(preset, parts):
         (TopK(min_numel=6), [False, False, True]),
         (TopK(min_numel=0), [False, False, True]),
         (TopK(min_numel=7), [False, False, False]),
+        (SBC(min_numel=6), [False, False, True]),
         (Dense(), [True, True, True]),
         (Dense(min_numel=6), [False, False, True]),
         (ThreeLC(), [False, False, False]),
@@ -134,8 +137,9 @@ def test_any_real_number_in_the_limits_is_a_density(density):
         ({"sparsity": 2}, r"sparsity must be a number in \[1, 2\), got 2"),
         ({"sparsity": 0.5}, r"sparsity must be a number in \[1, 2\), got 0.5"),
         ({"sparsity": float("nan")}, r"sparsity must be a number in \[1, 2\), got nan"),
-        ({"values": "int2"}, "values must be one of .*int8, int4, ternary, got 'int2'"),
+        ({"values": "int2"}, "values must be one of .*int8, int4, ternary, binary, got 'int2'"),
         ({"values": "ternary"}, "'ternary' with collective 'shard_sum' alone, .* 'allgather'"),
+        ({"values": "binary"}, "sparsifier must be 'one_sign' with values 'binary', .*'top_k'"),
         ({"collective": "shard_sum"}, "density must be 1 with .*'shard_sum', .*, got 0.001"),
     ],
 )
@@ -161,10 +165,36 @@ def test_a_dense_sum_cannot_do_what_only_selecting_can(preset, options, match):
         preset(**options)
 
 
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"sparsifier": "top_k"}, "sparsifier must be 'one_sign' with .*, got 'top_k'"),
+        ({"collective": "gtopk"}, "collective must be 'allgather' with .*, got 'gtopk'"),
+        ({"collective": "auto"}, "collective must be 'allgather' with .*, got 'auto'"),
+        (
+            {"collective": "shard_sum", "density": 1},
+            "collective must be 'allgather' with values 'binary', .*, got 'shard_sum'",
+        ),
+        ({"adaptive": True}, "adaptive must be False with values 'binary', .*, got True"),
+        ({"bucket_numel": 5}, "bucket_numel must be 1 with values 'binary', .*, got 5"),
+    ],
+)
+def test_binary_values_take_the_parts_of_their_preset(options, match):
+    with pytest.raises(InvalidArgumentError, match=match):
+        SBC(**options)
+
+
+def test_the_parts_of_binary_values_serve_others_and_whole_models():
+    assert SBC(values="float32", bucket_numel=5, collective="gtopk").values == "float32"
+    assert SBC(layer_wise=False, bucket_numel=5).values == "binary"
+    parts = {"sparsifier": "one_sign", "values": "binary", "bucket_numel": 1}
+    assert TopK(**parts).indices == "plain"
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_classes_and_instances_are_accepted(preset):
     assert as_compression(preset) == preset()
-    made = preset(bucket_numel=5)
+    made = preset(min_numel=5)
     assert as_compression(made) is made
     assert is_sparse_compression(preset)
     assert is_sparse_compression(made)
@@ -183,6 +213,7 @@ def test_a_compression_shows_its_density_and_what_is_not_the_default():
     assert repr(GTopK(density=0.01, min_numel=5)) == "GTopK(density=0.01, min_numel=5)"
     assert repr(TopK(collective="gtopk")) == "TopK(density=0.001, collective='gtopk')"
     assert repr(Dense()) == "Dense(values='float32')"
+    assert repr(SBC(min_numel=5)) == "SBC(density=0.01, min_numel=5)"
     assert repr(ThreeLC(sparsity=1.5)) == "ThreeLC(sparsity=1.5, values='ternary')"
 
 

@@ -16,11 +16,13 @@ import typer.main
 
 import hvd_sparse
 from hvd_sparse import cli
-from hvd_sparse.compression import LAGS, Compression, Dense, GaussianK, GTopK, ThreeLC, TopK
+from hvd_sparse.compression import LAGS, SBC, Compression, Dense, GaussianK, GTopK, ThreeLC, TopK
 from tests.docs.pages import ROOT, commands_in, named_commands, pages, parse, shell_commands
 
 PAGES = [pytest.param(page, id=page.name) for page in pages()]
-PRESETS = {preset.__name__: preset for preset in (LAGS, GTopK, GaussianK, TopK, Dense, ThreeLC)}
+PRESETS = {
+    preset.__name__: preset for preset in (LAGS, GTopK, GaussianK, TopK, SBC, Dense, ThreeLC)
+}
 SCRIPTS = ("benchmarks/", "examples/", "tools/")
 VARIABLE = re.compile(r"\bHVD_SPARSE_[A-Z_]*[A-Z]\b")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from hvd_sparse.bench.bench import _Verdict
-from hvd_sparse.compression import LAGS, Dense, GaussianK, GTopK, ThreeLC, TopK
+from hvd_sparse.compression import LAGS, SBC, Dense, GaussianK, GTopK, ThreeLC, TopK
 from hvd_sparse.compression_record import CompressionRecord, compression_of, record_of
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.exchange.reduction import Reduction
@@ -98,8 +99,13 @@ class OfAUser(TopK):
     density: float = 0.25
 
 
-@pytest.mark.parametrize("preset", [LAGS, GTopK, GaussianK, TopK, Dense, ThreeLC, OfAUser])
-@pytest.mark.parametrize("sparsifier", EVERY_SPARSIFIER)
+OF_EVERY_SPARSIFIER = [LAGS, GTopK, GaussianK, TopK, Dense, ThreeLC, OfAUser]
+
+
+@pytest.mark.parametrize(
+    ("preset", "sparsifier"),
+    [*product(OF_EVERY_SPARSIFIER, EVERY_SPARSIFIER), (SBC, "one_sign")],
+)
 def test_a_compression_is_made_again_from_what_is_told_of_it(preset, sparsifier):
     warms_up = sparsifier == "top_k" and preset not in (Dense, ThreeLC)
     made = preset(

@@ -11,6 +11,7 @@ import horovod.tensorflow.keras as _horovod
 from hvd_sparse import reexport as _reexport
 from hvd_sparse.tensorflow import (
     LAGS,
+    SBC,
     Dense,
     GaussianK,
     GTopK,
@@ -29,6 +30,7 @@ from hvd_sparse.tensorflow.keras.watching import WatchCallback
 
 __all__ = [
     "LAGS",
+    "SBC",
     "Dense",
     "GTopK",
     "GaussianK",
