@@ -18,7 +18,7 @@ from hvd_sparse import _core
 BLOCKS = 16  # in rotation
 HEADER = 32  # bytes of a message before its entries
 SCALED_BLOCK = 64  # values of int8 and int4 that share a scale
-DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
+DTYPES = ("float32", "bfloat16", "float16", "int8", "int4", "binary")
 FORMATS = [(packed, dtype) for dtype in DTYPES for packed in (True, False)]
 PLAIN = (False, "float32")
 COPY = "memcpy of the plain message"
@@ -29,23 +29,28 @@ class Message:
     """A block of k entries at random positions, and the blocks expected after coding.
 
     Attributes:
-        block: The block before coding.
+        blocks: The block before coding, by type: binary values are of one sign.
         rounded: The block by type, with the rounded values.
     """
 
-    block: oracle.Block
+    blocks: dict[str, oracle.Block]
     rounded: dict[str, oracle.Block]
 
     @classmethod
     def drawn(cls, k: int, numel: int, generator: np.random.Generator) -> Message:
         indices = np.sort(generator.choice(numel, size=k, replace=False)).astype(np.int32)
         values = generator.laplace(size=k).astype(np.float32)
-        rounded = {name: oracle.Block(indices, rounded_to(name, values)) for name in DTYPES}
-        return cls(oracle.Block(indices, values), rounded)
+        given = {name: 1 + np.abs(values) if name == "binary" else values for name in DTYPES}
+        return cls(
+            {name: oracle.Block(indices, one) for name, one in given.items()},
+            {name: oracle.Block(indices, rounded_to(name, one)) for name, one in given.items()},
+        )
 
 
 def rounded_to(dtype: str, values: np.ndarray) -> np.ndarray:
     """Returns the numbers of a type to which float32 values of usual sizes round."""
+    if dtype == "binary":
+        return np.full_like(values, mean_of(values))
     if dtype.startswith("int"):
         return rounded_to_integers(values, most=127 if dtype == "int8" else 7)
     return torch.from_numpy(values).to(getattr(torch, dtype)).to(torch.float32).numpy()
@@ -59,6 +64,13 @@ def rounded_to_integers(values: np.ndarray, *, most: int) -> np.ndarray:
     scales = np.exp2(np.ceil(np.log2(least)))
     numbers = np.rint(blocks / scales) * scales + 0.0  # without -0.0
     return numbers.astype(np.float32).reshape(-1)[: len(values)]
+
+
+def mean_of(magnitudes: np.ndarray) -> float:
+    """Returns the number that is sent for magnitudes: see csrc/wire/binary_values.h."""
+    mean = magnitudes.cumsum(dtype=np.float64)[-1] / len(magnitudes)
+    place = float(np.spacing(magnitudes.max()))
+    return min(mean, 2 * float(magnitudes.min())) // place * place
 
 
 class Coding:
@@ -96,7 +108,7 @@ class Coding:
     ) -> Iterator[tuple[str, float, int, bool]]:
         packed, dtype = wire
         coder = self._coders[wire]
-        block = _core.Block(message.block.indices, message.block.values)
+        block = _core.Block(message.blocks[dtype].indices, message.blocks[dtype].values)
         name = f"{'packed' if packed else 'plain'}, {dtype}: "
         narrowed = encoded = time.perf_counter()
         if dtype != "float32":

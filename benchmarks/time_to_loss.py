@@ -58,6 +58,7 @@ TODAY = {
     "own dense sum, int8": "WarmedUp(mode=\"Dense(values='int8')\", warmup=0)",
     "own dense sum, int4": "WarmedUp(mode=\"Dense(values='int4')\", warmup=0)",
     "3LC": "ThreeLC",
+    "SBC": "SBC",
     "TopK .01, warm-up 50": 'WarmedUp(mode="TopK(density=0.01)", warmup=50)',
     "TopK .01, warm-up 25": 'WarmedUp(mode="TopK(density=0.01)", warmup=25)',
     "TopK .01": "TopK(density=0.01)",

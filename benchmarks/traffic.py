@@ -1,14 +1,18 @@
-"""Measures the bits that dense values take on real gradients, for every type of values.
+"""Measures the bits that gradients take on the wire, for every type of values, on real ones.
 
     python benchmarks/traffic.py
 
 The example models are trained for some steps, dense, and their gradients recorded. Ranks that are
-threads then sum these streams by shard_sum, layer by layer, with error feedback: a rank takes every
-P-th step, so that the ranks have gradients of different batches. A code of few bits depends on
-what error feedback has left behind, so bits are counted from the second half of the steps.
+threads then sum these streams layer by layer, with error feedback: a rank takes every P-th step, so
+that the ranks have gradients of different batches. A code of few bits depends on what error
+feedback has left behind, so bits are counted from the second half of the steps. All entries are
+summed by shard_sum; SBC and TopK are exchanged by allgather.
 
-bits     per value that a rank sends, of all layers, headers left out
-less     32 / bits: how many times less traffic than float32
+bits     per entry of the model in a message, of all layers, headers left out. A rank sends each
+         entry 2 (P - 1) / P times by shard_sum, as by any dense sum, and its own block P - 1 times
+         by allgather.
+less     32 / bits: how many times shorter than float32 values of all entries
+per sent bits of an entry that was selected: its position and its value
 
 Each step is verified: all ranks apply the same bits, and what is applied and what is left in the
 residuals together are the gradients and what was left before.
@@ -28,8 +32,11 @@ from reporting import Result, Row, write
 
 from hvd_sparse import _core
 from hvd_sparse.collectives import SHARD_SUM
+from hvd_sparse.compression import SBC, Compression, Dense, ThreeLC, TopK
+from hvd_sparse.exchange.bucket_stats import BucketStats
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
+from hvd_sparse.planning.plan import entries_to_send
 from hvd_sparse.sparsifiers import as_sparsifier
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -37,85 +44,114 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 ROUNDING = 1e-5  # of the largest sum: float32 adds P gradients and P residuals
 
 
-@dataclass(frozen=True)
-class Width:
-    """A type of values, and the sparsity of ternary ones."""
+COMPRESSIONS: dict[str, Compression] = {
+    **{values: Dense(values=values) for values in ("float32", "bfloat16", "int8", "int4")},
+    **{
+        f"ternary, sparsity {sparsity:g}": ThreeLC(sparsity=sparsity)
+        for sparsity in (1.0, 1.5, 1.75, 1.9)
+    },
+    "TopK .01, packed": TopK(density=0.01, indices="packed"),
+    "SBC .01": SBC(density=0.01),
+    "SBC .001": SBC(density=0.001),
+}
 
-    values: str
-    sparsity: float = 1.0
 
-    @property
-    def name(self) -> str:
-        """The type's name in the table."""
-        return f"ternary, sparsity {self.sparsity:g}" if self.values == "ternary" else self.values
+@dataclass
+class Traffic:
+    """What the ranks have sent, and true if all steps were right.
 
+    Attributes:
+        bits: The bits of all messages, without headers.
+        entries: Entries of the model that they stand for.
+        selected: Entries among them that were selected; all, where nothing is.
+        right: True if all steps were right.
+    """
 
-WIDTHS = (
-    *(Width(values) for values in ("float32", "bfloat16", "int8", "int4")),
-    *(Width("ternary", sparsity) for sparsity in (1.0, 1.5, 1.75, 1.9)),
-)
+    bits: float = 0
+    entries: int = 0
+    selected: int = 0
+    right: bool = True
+
+    def __iadd__(self, other: Traffic) -> Traffic:
+        self.bits += other.bits
+        self.entries += other.entries
+        self.selected += other.selected
+        self.right &= other.right
+        return self
 
 
 class Rank:
     """A rank that sums one layer's gradients."""
 
-    def __init__(self, world: _core.LoopbackWorld, rank: int, numel: int, width: Width) -> None:
+    def __init__(
+        self, world: _core.LoopbackWorld, rank: int, numel: int, compression: Compression
+    ) -> None:
         self._exchange = Exchange.over_loopback(world, rank)
         self.gradient, self.residual = np.zeros((2, numel), np.float32)
         self._state = np.zeros((1, 4), np.float32)
-        self._numel = numel
+        self._ks = [entries_to_send(numel, compression.density)]
         self._bucket = self._exchange.add_bucket(
             "layer",
             numels=[numel],
             segments=[numel],
-            max_ks=[numel],
-            sparsifier=as_sparsifier("top_k"),
-            collective=SHARD_SUM,
-            collective_options={"sparsity": width.sparsity},
-            values=width.values,
+            max_ks=self._ks,
+            sparsifier=as_sparsifier(compression.sparsifier),
+            collective=compression.collective,
+            collective_options=compression.collective_options,
+            indices=compression.indices,
+            values=compression.values,
         )
 
-    def step(self, gradient: np.ndarray) -> int:
-        """Sums a gradient; returns the bytes sent."""
+    def step(self, gradient: np.ndarray) -> BucketStats:
+        """Sums a gradient."""
         self.gradient[:] = gradient
         self._exchange.start(
             self._bucket,
             [Buffer.of(self.gradient)],
             residual=Buffer.of(self.residual),
             states=Buffer.of(self._state),
-            ks=[self._numel],
+            ks=self._ks,
             decays=[1.0],
         )
         stats = self._exchange.wait(self._bucket)
         self._exchange.commit()
-        return stats.bytes_sent
+        return stats
 
     def close(self) -> None:
         """Closes the exchange."""
         self._exchange.close()
 
 
-def bits_of(stream: list[np.ndarray], ranks: int, width: Width) -> tuple[float, float, bool]:
-    """Returns bits and values that the ranks have sent, and true if all steps were right."""
+def traffic_of(stream: list[np.ndarray], ranks: int, compression: Compression) -> Traffic:
+    """Returns what the ranks send of one layer in the second half of the steps."""
     numel = stream[0].size
     world = _core.LoopbackWorld(ranks, 60.0)
-    right, sent, values = True, 0, 0
+    # Of a dense sum: a rank's share of the gradient goes to P - 1 ranks, and comes back.
+    messages = ranks * (ranks - 1) * (2 if compression.collective == SHARD_SUM else 1)
+    each = numel / ranks if compression.collective == SHARD_SUM else numel
+    total = Traffic()
     with ThreadPoolExecutor(ranks) as threads:
-        members = list(threads.map(lambda rank: Rank(world, rank, numel, width), range(ranks)))
+        members = list(
+            threads.map(lambda rank: Rank(world, rank, numel, compression), range(ranks))
+        )
         turns = len(stream) // ranks
         for turn in range(turns):
             given = stream[turn * ranks : (turn + 1) * ranks]
             before = sum(given, np.zeros(numel)) + sum(member.residual for member in members)
-            counts = list(threads.map(Rank.step, members, given))
+            steps = list(threads.map(Rank.step, members, given))
             after = members[0].gradient + sum(m.residual.astype(np.float64) for m in members)
-            right &= all(m.gradient.tobytes() == members[0].gradient.tobytes() for m in members)
-            right &= bool(np.abs(after - before).max() <= ROUNDING * np.abs(before).max())
+            total.right &= all(
+                m.gradient.tobytes() == members[0].gradient.tobytes() for m in members
+            )
+            total.right &= bool(np.abs(after - before).max() <= ROUNDING * np.abs(before).max())
             if turn >= turns // 2:
-                sent += sum(counts) - 2 * ranks * (ranks - 1) * _core.header_bytes  # of one chunk
-                values += 2 * (ranks - 1) * numel
+                sent = sum(step.bytes_sent for step in steps)
+                total.bits += 8 * (sent - messages * _core.header_bytes)
+                total.entries += round(messages * each)
+                total.selected += (ranks - 1) * sum(step.selected for step in steps)
         for member in members:
             member.close()
-    return 8.0 * sent, float(values), right
+    return total
 
 
 @app.command()
@@ -125,15 +161,20 @@ def main(
     seed: int = 0,
     json: Annotated[Path | None, typer.Option(help="also write the result here")] = None,
 ) -> None:
-    """Measures the bits that dense values take on real gradients."""
+    """Measures the bits that gradients take on the wire."""
     rows, verified = [], True
     for model, record in RECORDERS.items():
         layers = [[one.numpy() for one in layer] for layer in record(steps, seed).values()]
-        for width in WIDTHS:
-            totals = [bits_of(stream, ranks, width) for stream in layers]
-            bits = sum(one[0] for one in totals) / sum(one[1] for one in totals)
-            verified &= all(one[2] for one in totals)
-            rows.append(Row(f"{model}: {width.name}", None, {"bits": bits, "less": 32 / bits}))
+        for name, compression in COMPRESSIONS.items():
+            total = Traffic()
+            for stream in layers:
+                total += traffic_of(stream, ranks, compression)
+            verified &= total.right
+            bits = total.bits / total.entries
+            facts = {"bits": bits, "less": 32 / bits}
+            if compression.collective != SHARD_SUM:
+                facts["per sent"] = total.bits / total.selected
+            rows.append(Row(f"{model}: {name}", None, facts))
     settings = {"steps": steps, "ranks": ranks, "seed": seed}
     title = ", ".join(f"{name} {value}" for name, value in settings.items())
     result = Result(title, rows, settings, verified)

@@ -41,7 +41,7 @@ def test_kernels(tmp_path):
     results = json.loads(file.read_text())
     assert all(r["verified"] for r in results)
     coding, dense, *results = results
-    assert any("packed, bfloat16" in row["name"] for row in coding["rows"])
+    assert {"packed, bfloat16: all", "packed, binary: all"} <= {r["name"] for r in coding["rows"]}
     assert {"int4: decode", "ternary: add"} <= {row["name"] for row in dense["rows"]}
     assert [r["settings"]["threads"] for r in results] == [1, 2, 1, 2]
     selection = {row["name"]: row["facts"] for row in results[0]["rows"]}
@@ -98,9 +98,12 @@ def test_traffic(tmp_path):
     assert job.status == 0, job.output
     (result,) = json.loads(file.read_text())
     assert result["verified"]
-    bits = {row["name"]: row["facts"]["bits"] for row in result["rows"]}
+    facts = {row["name"]: row["facts"] for row in result["rows"]}
+    bits = {name: one["bits"] for name, one in facts.items()}
     assert bits["digits: float32"] == 32
     assert bits["digits: ternary, sparsity 1"] < 1.6 < bits["digits: int4"] < 4.5
+    assert bits["digits: SBC .01"] < 0.1
+    assert facts["digits: SBC .01"]["per sent"] < 10 < facts["digits: TopK .01, packed"]["per sent"]
 
 
 def test_collectives(tmp_path):
