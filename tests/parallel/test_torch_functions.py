@@ -10,7 +10,7 @@ import torch
 
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
 from hvd_sparse.exchange.exchange import Exchange
-from hvd_sparse.torch import LAGS, GaussianK, GTopK, TopK, Warmup, sparse_allreduce, stats
+from hvd_sparse.torch import LAGS, SBC, GaussianK, GTopK, TopK, Warmup, sparse_allreduce, stats
 from tests.dense_sums import DENSE_SUMS
 from tests.parallel.torch_ranks import (
     Toy,
@@ -43,6 +43,19 @@ def test_nothing_is_lost_over_several_calls(compression, dtype):
         assert result.dtype == dtype
         given = tensor.double().flatten() + before - residual
         assert torch.equal(total(given), result.double().flatten())
+        assert_same_on_all_ranks([result])
+
+
+@pytest.mark.skipif(hvd.size() == 1, reason="a lone rank sends nothing and rounds nothing")
+def test_sbc_sends_one_number_and_keeps_the_rest():
+    residual = torch.zeros(1200)
+    for step in range(4):
+        tensor, before = integers(step), residual.clone()
+        result = sparse_allreduce(tensor, residual, compression=SBC(density=0.1), op=hvd.Sum)
+        sent = (tensor.flatten() + before).double() - residual
+        assert len(sent[sent != 0].unique()) == 1
+        assert 0 < sent.count_nonzero() <= 120
+        torch.testing.assert_close(total(sent), result.double().flatten(), rtol=1e-6, atol=1e-5)
         assert_same_on_all_ranks([result])
 
 
