@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, NoReturn
 
 from hvd_sparse.collectives import SHARD_SUM, find_collective
-from hvd_sparse.compression_checks import (
-    check_choice,
-    check_parts,
-    checked_number,
-    checked_slack,
-)
+from hvd_sparse.compression_checks import check_choice, check_parts, checked_slack
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
-from hvd_sparse.schedules import Warmup, checked_count, checked_density
+from hvd_sparse.local_steps import AVERAGES, AdaComm, Outer, first_of
+from hvd_sparse.schedules import Warmup, checked_count, checked_density, checked_number
 from hvd_sparse.sparsifiers import Sparsifier, as_sparsifier
 
 MAX_BUCKET_NUMEL = 2**31 - 1
@@ -103,6 +99,14 @@ class Compression:
             momentum), in place of the optimizer's weight decay.
         quality_every: Number of steps between two measurements of how much selection leaves behind,
             see hvd_sparse.stats.quality; each costs a dense allreduce. None: never.
+        local_steps: Steps that each rank takes with its own gradients before the ranks meet, or an
+            AdaComm, which changes their number. At a meeting, the difference between each rank's
+            weights and the last common ones takes the part of the gradient: it joins the residual,
+            and what is exchanged moves the common weights, with which all ranks continue. Moments
+            of optimizers and statistics of batch normalisation stay each rank's own. PyTorch only.
+        outer: The optimizer of the common weights, with local steps.
+        residual_decay: Factor in (0, 1] of the residual before each step's gradient is added. Below
+            1, what is not sent in time is partly forgotten: the conservation law does not hold.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits.
@@ -132,6 +136,9 @@ class Compression:
     clip_norm: float | None = None
     weight_decay: float = 0.0
     quality_every: int | None = None
+    local_steps: int | AdaComm = 1
+    outer: Outer = AVERAGES
+    residual_decay: float = 1.0
 
     rescales_by_default: ClassVar[bool] = False
 
@@ -191,6 +198,10 @@ class Compression:
             )
         if self.warmup is not None and not isinstance(self.warmup, Warmup):
             raise InvalidArgumentError(f"warmup must be a Warmup or None, got {self.warmup!r}")
+        decay = checked_number("residual_decay", self.residual_decay, above=True)
+        if decay > 1:
+            raise InvalidArgumentError(f"residual_decay must lie in (0, 1], got {decay}")
+        set_field(self, "residual_decay", decay)
         check_parts(self)
 
     def __repr__(self) -> str:
@@ -213,6 +224,24 @@ class Compression:
     def acts_on_gradients(self) -> bool:
         """True if gradients are changed even on a single rank, which sends nothing."""
         return bool(self.own_momentum or self.weight_decay or self.clip_norm)
+
+    @property
+    def is_local(self) -> bool:
+        """True if ranks take local steps."""
+        return self.local_steps != 1
+
+    def of_differences(self) -> Compression:
+        """Returns the compression by which ranks that take local steps exchange differences.
+
+        Differences of weights have the optimizer's momentum, its learning rate and no loss scale.
+        A warm-up counts local steps.
+        """
+        warmup = self.warmup
+        if warmup is not None:
+            warmup = replace(warmup, steps=math.ceil(warmup.steps / first_of(self.local_steps)))
+        return replace(
+            self, momentum_correction=0.0, rescale_residual=False, loss_scale=None, warmup=warmup
+        )
 
     def takes(self, shape: Sequence[int]) -> bool:
         """Returns true if tensors of a shape may take part; others always travel dense."""

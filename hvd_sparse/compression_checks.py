@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from hvd_sparse.collectives import SHARD_SUM
 from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.local_steps import AVERAGES, MOST_LOCAL_STEPS, AdaComm, Outer
+from hvd_sparse.schedules import checked_count
 from hvd_sparse.sparsifiers import Sparsifier
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ def check_parts(compression: Compression) -> None:
         )
     if compression.values == "binary":
         _check_binary(compression)
+    _check_local_steps(compression)
 
 
 def _check_dense_sum(compression: Compression) -> None:
@@ -59,35 +62,39 @@ def _check_binary(compression: Compression) -> None:
             )
 
 
+def _check_local_steps(compression: Compression) -> None:
+    """Raises InvalidArgumentError for options that do not go with a compression's local steps."""
+    steps = compression.local_steps
+    if not isinstance(steps, AdaComm):
+        steps = checked_count("local_steps", steps, low=1, high=MOST_LOCAL_STEPS)
+        object.__setattr__(compression, "local_steps", steps)
+    if not isinstance(compression.outer, Outer):
+        raise InvalidArgumentError(f"outer must be an Outer, got {compression.outer!r}")
+    if not compression.is_local:
+        if compression.outer != AVERAGES:
+            raise InvalidArgumentError(
+                f"outer needs local_steps above 1, got local_steps 1 and {compression.outer!r}"
+            )
+        return
+    for name, acts in (
+        ("momentum_correction", bool(compression.own_momentum)),
+        ("clip_norm", compression.clip_norm is not None),
+        ("weight_decay", bool(compression.weight_decay)),
+        ("rescale_residual", compression.rescale_residual is True),
+    ):
+        if acts:
+            raise InvalidArgumentError(
+                f"{name} acts on gradients, and with local_steps {compression.local_steps!r} "
+                "differences of weights are exchanged: leave it to the optimizer, got "
+                f"{getattr(compression, name)!r}"
+            )
+
+
 def checked_slack(slack: object) -> float:
     """`slack` if it is a finite number of at least 1; raises InvalidArgumentError otherwise."""
     if isinstance(slack, int | float) and not isinstance(slack, bool) and 1 <= slack < float("inf"):
         return float(slack)
     raise InvalidArgumentError(f"slack must be a finite number >= 1, got {slack!r}")
-
-
-def checked_number(
-    name: str,
-    value: object,
-    *,
-    low: float = 0,
-    below: float = float("inf"),
-    above: bool = False,
-) -> float:
-    """`value` as a float; raises InvalidArgumentError unless it is a number within the limits.
-
-    Args:
-        name: What the message calls it.
-        value: The value.
-        low: Its lower limit, which it may be.
-        below: Its upper limit, which it may not be.
-        above: True if it may not be the lower limit either.
-    """
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if number and low <= value < below and (value > low or not above):  # type: ignore[operator]
-        return float(value)  # type: ignore[arg-type]
-    limits = f"{'(' if above else '['}{low}, {'infinity' if below == float('inf') else below})"
-    raise InvalidArgumentError(f"{name} must be a number in {limits}, got {value!r}")
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

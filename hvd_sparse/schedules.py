@@ -41,6 +41,33 @@ def checked_count(name: str, count: object, *, low: int, high: int) -> int:
     return int(count)
 
 
+def checked_number(
+    name: str,
+    value: object,
+    *,
+    low: float = 0,
+    below: float = float("inf"),
+    above: bool = False,
+) -> float:
+    """Returns `value` as a float.
+
+    Args:
+        name: Its name in the message.
+        value: A number in [low, below); or in (low, below), if `above`.
+        low: Lower limit.
+        below: Upper limit.
+        above: True if the lower limit is not allowed.
+
+    Raises:
+        InvalidArgumentError: It is no such number.
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if number and low <= value < below and (value > low or not above):  # type: ignore[operator]
+        return float(value)  # type: ignore[arg-type]
+    limits = f"{'(' if above else '['}{low}, {'infinity' if below == float('inf') else below})"
+    raise InvalidArgumentError(f"{name} must be a number in {limits}, got {value!r}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Warmup:
     """Larger densities for the first steps, when gradients change fastest.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from hvd_sparse.compression import Compression
+from hvd_sparse.pytorch.local_steps import common_weights, local_steps, meet, report_loss
 from hvd_sparse.pytorch.optimizer import stats
 from hvd_sparse.pytorch.tuning import replan, tuning
 from hvd_sparse.stats.step_stats import StepStats
@@ -113,6 +115,22 @@ class TorchModel(frameworks.Model):
 
     def replan(self) -> None:
         replan(self._optimizer)
+
+    def meet(self) -> None:
+        """Ends an interval of local steps. Collective."""
+        meet(self._optimizer)
+
+    def common_weights(self) -> AbstractContextManager[None]:
+        """Returns a context in which the model has the last common weights."""
+        return common_weights(self._optimizer)
+
+    def report_loss(self, loss: float) -> None:
+        """Reports the loss of a local step."""
+        report_loss(self._optimizer, loss)
+
+    def local_steps(self) -> int:
+        """Returns the number of local steps of an interval."""
+        return local_steps(self._optimizer)
 
 
 class TorchFramework(frameworks.Framework):

@@ -12,6 +12,8 @@ from hvd_sparse.compression import LAGS, SBC, Dense, GaussianK, GTopK, ThreeLC, 
 from hvd_sparse.ddp.attaching import attach
 from hvd_sparse.ddp.checkpoint import load_checkpoint, save_checkpoint
 from hvd_sparse.ddp.functions import sparse_allreduce
+from hvd_sparse.local_steps import AdaComm, Outer
+from hvd_sparse.pytorch.local_steps import common_weights, local_steps, meet, report_loss
 from hvd_sparse.pytorch.optimizer import mark_step, stats
 from hvd_sparse.pytorch.tuning import replan, tuning
 from hvd_sparse.pytorch.watching import summary, watch
@@ -21,9 +23,11 @@ from hvd_sparse.stats.step_stats import Stats, StepStats, TotalStats
 __all__ = [
     "LAGS",
     "SBC",
+    "AdaComm",
     "Dense",
     "GTopK",
     "GaussianK",
+    "Outer",
     "Stats",
     "StepStats",
     "ThreeLC",
@@ -31,9 +35,13 @@ __all__ = [
     "TotalStats",
     "Warmup",
     "attach",
+    "common_weights",
     "load_checkpoint",
+    "local_steps",
     "mark_step",
+    "meet",
     "replan",
+    "report_loss",
     "save_checkpoint",
     "sparse_allreduce",
     "stats",

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_sparse.ddp.bucket_exchange import BucketExchange, Deliveries, hook
+from hvd_sparse.ddp.bucket_exchange import BucketExchange, Deliveries, hook, own_gradients
 from hvd_sparse.ddp.host import GroupHost
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.pytorch.optimizer import connect
@@ -74,11 +74,15 @@ def attach(
         return named, settings
 
     attachment = connect(optimizer, prepare, host=host, exchange_type=BucketExchange)
-    if attachment.exchange is not None:
+    exchange = attachment.exchange
+    if exchange is not None:
         try:
-            ddp.register_comm_hook(Deliveries(attachment.renewal), hook)
+            if isinstance(exchange, BucketExchange):
+                ddp.register_comm_hook(Deliveries(attachment.renewal), hook)
+            else:  # local steps take the ranks' own gradients
+                ddp.register_comm_hook(None, own_gradients)
         except BaseException as error:
-            attachment.exchange.fail(f"{type(error).__name__}: {error}")
+            exchange.fail(f"{type(error).__name__}: {error}")
             raise
 
 

@@ -34,9 +34,16 @@ class Messages:
         self._host = host
         self._exchange = exchange
 
-    def gather(self, numbers: Sequence[float]) -> Callable[[], list[list[float]]]:
-        """Sends every rank's numbers to all ranks, bit for bit; each rank passes as many."""
-        rows = self._rows(numbers, "measured")
+    def gather(
+        self, numbers: Sequence[float], *, what: str = "measured"
+    ) -> Callable[[], list[list[float]]]:
+        """Sends every rank's numbers to all ranks, bit for bit; each rank passes as many.
+
+        Args:
+            numbers: This rank's numbers.
+            what: A name, of which one message is under way at a time.
+        """
+        rows = self._rows(numbers, what)
         return lambda: [[float(number) for number in row] for row in rows()]
 
     def broadcast(self, text: str) -> Callable[[], str]:

@@ -204,17 +204,10 @@ class Attachment:
         return (args[0], closure, *args[2:]), kwargs
 
     def after_step(self) -> None:
-        """Prepares for the next step.
-
-        Raises:
-            GradientInFlightError: step() itself computed gradients that were not exchanged.
-        """
+        """Ends the step, as `GradientExchange.stepped` does."""
         if self.exchange is not None and not self._paused:
             self.exchange.momentum.show()
-            self.exchange.refuse_if_busy(
-                "optimizer.step() computed gradients without exchanging them"
-            )
-            self.exchange.release()
+            self.exchange.stepped()
 
     def _before_save(self, _: Any) -> None:
         if self.exchange is not None:

@@ -12,6 +12,7 @@ import io
 import os
 import re
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,11 @@ def save(
         )
     whole = optimizer.state_dict()
     own = {"sparse": whole.get(state.KEY), "random": _random(_device_of(optimizer))}
+    if exchange is not None and exchange.interval_state() is not None:  # each rank has its own
+        own["local"] = {
+            "model": _copies(model.state_dict()),
+            "optimizer": state.without_residuals(whole),
+        }
     shared = {
         "model": model.state_dict(),
         "optimizer": state.without_residuals(whole),
@@ -58,12 +64,13 @@ def save(
     job = Job(host.world())
     with job.fail_together(InvalidArgumentError):
         _check_extra(extra)
-    job.write(
-        folder,
-        step=None if exchange is None else exchange.steps,
-        own=lambda path: write_file(path, own),
-        shared=lambda path: write_file(path, shared),
-    )
+    with nullcontext() if exchange is None else exchange.common_weights():
+        job.write(
+            folder,
+            step=None if exchange is None else exchange.steps,
+            own=lambda path: write_file(path, own),
+            shared=lambda path: write_file(path, shared),
+        )
 
 
 def load(
@@ -87,15 +94,18 @@ def load(
     random = _random(device)
     with job.fail_together(CheckpointMismatchError):
         shared = read_file(found.shared_file(SUFFIX))
+    weights, whole = shared["model"], shared["optimizer"]
     if policy == "own":
         with job.fail_together(CheckpointMismatchError):
             own = read_file(job.own_file(found, SUFFIX))
             sparse = own["sparse"]
             state.check(exchange, sparse)
             random = own["random"]
+            if "local" in own:
+                weights, whole = own["local"]["model"], own["local"]["optimizer"]
     elif policy == "spread":
         sparse = _spread(job, found, exchange, host)
-    whole = shared["optimizer"] if sparse is None else {**shared["optimizer"], state.KEY: sparse}
+    whole = whole if sparse is None else {**whole, state.KEY: sparse}
     before = (_copies(model.state_dict()), optimizer.state_dict(), _random(device))
 
     def restore(
@@ -106,7 +116,7 @@ def load(
         _set_random(random, device)
 
     with job.fail_together(CheckpointMismatchError, undo=lambda: restore(*before)):
-        restore(shared["model"], whole, random)
+        restore(weights, whole, random)
     extra: dict[str, Any] = shared["extra"]
     return extra
 
@@ -233,5 +243,11 @@ def _add(saved: Mapping[str, Any] | None, total: SavedSum) -> dict[str, Any] | N
     """Adds a rank's residuals to the sum; returns the state that all ranks have in common."""
     if saved is None:  # by a single rank, which exchanges nothing
         return None
+    local = saved.get("local")
+    if local is not None and local["interval"]["taken"]:
+        raise CheckpointMismatchError(
+            f"the checkpoint was saved amid an interval, {local['interval']['taken']} local steps "
+            'after the ranks met, and residuals="spread" would lose these: save after meet()'
+        )
     total.add(saved["layers"], residuals_of(saved))
     return {"step": saved["step"], "lrs": saved["lrs"]}

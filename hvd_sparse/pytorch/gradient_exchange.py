@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -235,6 +235,15 @@ class GradientExchange:
             reason = guards.step_without_exchange(self._slots) or reason
             raise self._end(GradientInFlightError(reason))
 
+    def stepped(self) -> None:
+        """Ends the optimizer's step.
+
+        Raises:
+            GradientInFlightError: step() itself computed gradients that were not exchanged.
+        """
+        self.refuse_if_busy("optimizer.step() computed gradients without exchanging them")
+        self.release()
+
     def refuse_if_ended(self) -> None:
         """Raises ExchangeFailedError, with its first cause, if the exchange has ended."""
         self._exchange.check()
@@ -417,6 +426,22 @@ class GradientExchange:
     ) -> None:
         """Loads another exchange's state; see `DrivenSteps.load`."""
         self._driven.load(residuals, sparsifier_states, velocities, step=step, pending=pending)
+
+    @contextmanager
+    def common_weights(self) -> Iterator[None]:
+        """Lends the parameters weights that are the same on all ranks, within the context."""
+        yield
+
+    def interval_state(self) -> dict[str, Any] | None:
+        """Returns the plain state of an interval of local steps; None without such."""
+        return None
+
+    def local_state(self) -> dict[str, Any] | None:
+        """Returns a copy of all state of local steps, that of the interval included."""
+        return None
+
+    def load_local_state(self, saved: dict[str, Any] | None) -> None:
+        """Restores what `local_state` returned, between two steps."""
 
     def replan(self) -> None:
         """Measures the network anew, between two steps, and restarts tuning. Collective."""

@@ -33,6 +33,7 @@ class LearningRates:
         self.groups = ParameterGroups(optimizer)
         self._wanted = compression.rescale_residual
         self._default = compression.rescales_by_default and _is_plain_sgd(optimizer)
+        self._forgetting = compression.residual_decay
         self._last: dict[str, float] = {}
 
     @property
@@ -49,8 +50,8 @@ class LearningRates:
     def decays(self, slots: Sequence[Slot]) -> list[float]:
         """Returns the factor of each slot's residual, applied before this step's gradient."""
         if not self.followed:
-            return [1.0] * len(slots)
-        return [self._decay(slot) for slot in slots]
+            return [self._forgetting] * len(slots)
+        return [self._forgetting * self._decay(slot) for slot in slots]
 
     def _decay(self, slot: Slot) -> float:
         rate = float((self.groups.of(slot.param) or {}).get("lr", 0.0))

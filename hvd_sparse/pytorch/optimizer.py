@@ -15,6 +15,7 @@ from hvd_sparse.pytorch.attachment import Attachment, attachment_of, require_att
 from hvd_sparse.pytorch.devices import common_device
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange
 from hvd_sparse.pytorch.host import TorchHost
+from hvd_sparse.pytorch.local_steps import LocalStepsExchange, check_local_steps
 from hvd_sparse.pytorch.owner import weakly
 from hvd_sparse.pytorch.parameters import NamedParameters, describe, name_parameters
 from hvd_sparse.pytorch.places import place_of
@@ -134,7 +135,7 @@ def connect(
         prepare: Returns the parameters whose gradients are exchanged, by name, and the settings. If
             it raises, so do all ranks.
         host: The host of the ranks; other ranks exchange nothing.
-        exchange_type: Class of the exchange.
+        exchange_type: Class of the exchange of gradients.
     """
     named: NamedParameters = []
     settings, problem = None, None
@@ -144,6 +145,7 @@ def connect(
         for name, param in named:
             check_parameter(name, param)
         check_devices(named, settings.compression)
+        check_local_steps(settings)
         if in_elastic_job() or host.has_peers() or _acts_alone(settings, host):
             check_dense(named, settings.compression, host)
     except Exception as error:
@@ -218,6 +220,8 @@ def _build(
     between = Exchange.between_ranks(world, name=f"optimizer {_serial}")
     place = place_of(common_device(named), between)
     messages = Messages(prefix, host=host, exchange=between)
+    if settings.compression.is_local:
+        exchange_type = LocalStepsExchange
     exchange = exchange_type(
         optimizer,
         named,

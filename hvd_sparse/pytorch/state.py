@@ -28,6 +28,7 @@ class _Progress(NamedTuple):
         tuning: The tuner's state, from `Tuner.state`.
         states: The sparsifier's state of each unit of selection: float32, [4].
         pending: True if its residuals may be added to dense gradients of the next step.
+        local: State of its interval of local steps, if it takes any.
     """
 
     job_rank: int
@@ -35,6 +36,7 @@ class _Progress(NamedTuple):
     tuning: str | None
     states: dict[str, NDArray[Any]]
     pending: bool
+    local: dict[str, Any] | None
 
 
 def without_residuals(state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -74,6 +76,7 @@ def save(exchange: GradientExchange) -> dict[str, Any]:
         "step": exchange.steps,
         "lrs": exchange.rates.state(),
         "tuning": None if exchange.tuner is None else exchange.tuner.state(),
+        "local": exchange.local_state(),
     }
 
 
@@ -110,6 +113,7 @@ def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
 
     If compression, device or ranks per node differ, plan and thresholds are not restored.
     """
+    exchange.load_local_state(None if saved is None else saved.get("local"))
     if saved is None:
         exchange.load({}, {}, _velocities_of_optimizer(exchange), step=exchange.steps)
         return
@@ -143,6 +147,8 @@ def _velocities_of_optimizer(exchange: GradientExchange) -> dict[str, torch.Tens
 def adopt_progress(exchange: GradientExchange, rank: int) -> None:
     """Adopts the step and the plan of one rank; residuals stay. Collective.
 
+    An interval of local steps begins, from weights that are broadcast as well.
+
     Thresholds also stay if they were found with that plan until that step; otherwise the rank's are
     adopted, and with them its count of random draws.
 
@@ -157,6 +163,7 @@ def adopt_progress(exchange: GradientExchange, rank: int) -> None:
         tuning=None if tuner is None else tuner.state(),
         states={name: part.numpy() for name, part in state.sparsifier_states()},
         pending=exchange.pending,
+        local=exchange.interval_state(),
     )
     reports: list[_Progress] = exchange.world.allgather_object(own, _Progress)
     theirs = next((one for one in reports if one.job_rank == rank), reports[0])
@@ -166,7 +173,13 @@ def adopt_progress(exchange: GradientExchange, rank: int) -> None:
     found = mine["states"] if alike else {}
     thresholds = {name: part for name, part in found.items() if part.any()}
     pending = any(one.pending for one in reports)
-    common = {"step": theirs.step, "tuning": theirs.tuning, "pending": pending}
+    local = None if theirs.local is None else {"interval": {**theirs.local, "taken": 0}}
+    common = {
+        "step": theirs.step,
+        "tuning": theirs.tuning,
+        "pending": pending,
+        "local": local,
+    }
     states = {name: torch.from_numpy(part) for name, part in theirs.states.items()}
     load(exchange, {**mine, **common, "states": {**states, **thresholds}})
 
@@ -192,4 +205,21 @@ def _mismatch(exchange: GradientExchange | None, saved: dict[str, Any]) -> str |
         fits = isinstance(velocity, torch.Tensor) and velocity.numel() == numels.get(name)
         if not fits or velocity.dtype != torch.float32:
             return f"the saved velocity of '{name}' is damaged, or of another model"
+    return _mismatch_of_interval(exchange, saved.get("local"), numels)
+
+
+def _mismatch_of_interval(
+    exchange: GradientExchange, local: dict[str, Any] | None, numels: dict[str, int]
+) -> str | None:
+    """Returns why the state of an interval of local steps does not fit; None if it does."""
+    if local is None or not local["interval"]["taken"]:
+        return None
+    if exchange.interval_state() is None:
+        return (
+            f"the state was saved amid an interval, {local['interval']['taken']} local steps after "
+            "the ranks met, and the compression has no local_steps now"
+        )
+    for name, common in local["common"].items():
+        if not isinstance(common, torch.Tensor) or common.numel() != numels.get(name):
+            return f"the saved common weights of '{name}' are damaged, or of another model"
     return None

@@ -90,6 +90,7 @@ class Settings:
             raise UnsupportedError(
                 "loss_scale must be None in TensorFlow, where LossScaleOptimizer tells by itself"
             )
+        _check_options(chosen)
         return cls(
             compression=chosen,
             reduction=checked_reduction(
@@ -187,6 +188,16 @@ class Settings:
             "loss scaling": str(self.marks_non_finite),
             "momentum of the exchange": f"{self.momentum:g}",
         }
+
+
+def _check_options(compression: Compression) -> None:
+    """Raises UnsupportedError for options of a compression that only PyTorch has."""
+    for name, default in (("local_steps", 1), ("residual_decay", 1.0)):
+        if getattr(compression, name) != default:
+            raise UnsupportedError(
+                f"{name} {getattr(compression, name)!r} is for PyTorch: in TensorFlow all ranks "
+                "exchange the gradients of every step, and keep all of a residual"
+            )
 
 
 def _keeps_all(compression: Compression) -> bool:

@@ -7,6 +7,7 @@ from tests.framework_laws import (
     exactness,
     laws_in,
     local_gradient,
+    local_steps,
     momentum,
     numerics,
     quality,
@@ -16,4 +17,4 @@ from tests.framework_laws import (
 )
 
 globals().update(laws_in(exactness, same_bits, numerics, local_gradient, momentum, quality))
-globals().update(laws_in(tuned_dense, tuning, checkpoint))
+globals().update(laws_in(tuned_dense, tuning, checkpoint, local_steps))

@@ -1,0 +1,238 @@
+"""Local steps: ranks step by themselves for a while, then meet and average what they have done."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from hvd_sparse.errors import InvalidArgumentError, RanksDisagreeError
+from hvd_sparse.schedules import checked_count, checked_number
+
+MOST_LOCAL_STEPS = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaComm:
+    """Meets rarely at first, when the loss falls fast, and more often later.
+
+    Every `every` seconds, at a meeting, the number of local steps becomes
+
+        ceil(first * sqrt(loss / first loss * first learning rate / learning rate))
+
+    with the mean loss that all ranks have reported since the last change. If that is not less than
+    the present number, the present number is multiplied by `shrink` instead.
+
+    Args:
+        first: Local steps at first, at least 1.
+        every: Seconds, on rank 0's clock, from one change to the next.
+        shrink: Factor in (0, 1) of the number of steps where the loss does not ask for fewer.
+
+    Raises:
+        InvalidArgumentError: An argument lies outside its limits.
+
+    Reference:
+        Wang and Joshi, Adaptive Communication Strategies to Achieve the Best Error-Runtime
+        Trade-off in Local-Update SGD, MLSys 2019, https://arxiv.org/abs/1810.08313, section 4.
+    """
+
+    first: int
+    every: float = 60.0
+    shrink: float = 0.5
+
+    def __post_init__(self) -> None:
+        set_field = object.__setattr__
+        first = checked_count("AdaComm first", self.first, low=1, high=MOST_LOCAL_STEPS)
+        set_field(self, "first", first)
+        set_field(self, "every", checked_number("AdaComm every", self.every, above=True))
+        shrink = checked_number("AdaComm shrink", self.shrink, below=1, above=True)
+        set_field(self, "shrink", shrink)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    """The optimizer of the common weights, which takes a step at each meeting.
+
+    The average difference is its gradient. By default the common weights move by just that, which
+    averages the ranks' weights. DiLoCo takes `Outer(lr=0.7, momentum=0.9, nesterov=True)`.
+
+    Args:
+        lr: Learning rate, above 0.
+        momentum: Momentum in [0, 1), as of torch.optim.SGD.
+        nesterov: True for Nesterov's momentum.
+
+    Raises:
+        InvalidArgumentError: An argument lies outside its limits.
+
+    Reference:
+        Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models,
+        https://arxiv.org/abs/2311.08105.
+    """
+
+    lr: float = 1.0
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        set_field = object.__setattr__
+        set_field(self, "lr", checked_number("Outer lr", self.lr, above=True))
+        momentum = checked_number("Outer momentum", self.momentum, below=1)
+        set_field(self, "momentum", momentum)
+        if not isinstance(self.nesterov, bool):
+            raise InvalidArgumentError(
+                f"Outer nesterov must be True or False, got {self.nesterov!r}"
+            )
+        if self.nesterov and not self.momentum:
+            raise InvalidArgumentError("Outer nesterov needs a momentum above 0, got momentum 0")
+
+
+AVERAGES = Outer()
+
+
+def first_of(local_steps: int | AdaComm) -> int:
+    """Returns the number of local steps before the first meeting."""
+    return local_steps.first if isinstance(local_steps, AdaComm) else local_steps
+
+
+class _Report(NamedTuple):
+    """A rank's numbers, which all ranks get at a meeting.
+
+    Attributes:
+        taken: Local steps since the last meeting.
+        weights: Checksum of the common weights if they are not those of the last meeting, else 0.
+        seconds: Seconds since the number of local steps was last chosen.
+        losses: Number of losses reported since then.
+        loss: Their sum.
+        rate: The learning rate.
+    """
+
+    taken: float
+    weights: float
+    seconds: float
+    losses: float
+    loss: float
+    rate: float
+
+
+class Interval:
+    """The local steps from one meeting to the next; after each meeting the same on all ranks.
+
+    Args:
+        local_steps: Their number, or the rule for it.
+        clock: Returns seconds.
+
+    Attributes:
+        length: Local steps from one meeting to the next.
+        taken: Local steps of this rank since the last meeting.
+    """
+
+    def __init__(
+        self, local_steps: int | AdaComm, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._rule = local_steps if isinstance(local_steps, AdaComm) else None
+        self.length = first_of(local_steps)
+        self.taken = 0
+        self._clock = clock
+        self._chosen_at = clock()
+        self._losses: list[Any] = []
+        self._first: tuple[float, float] | None = None  # loss and learning rate
+
+    def step(self) -> bool:
+        """Counts a local step; returns true if the ranks are to meet after it."""
+        self.taken += 1
+        return self.taken >= self.length
+
+    def note_loss(self, loss: Any) -> None:
+        """Notes the loss of a local step: a number, or a tensor with one element."""
+        if self._rule is not None:
+            self._losses.append(loss)
+
+    def report(self, *, rate: float, weights: int) -> Sequence[float]:
+        """Returns this rank's numbers; those of all ranks are passed to `check` and `meet`.
+
+        Args:
+            rate: The optimizer's learning rate.
+            weights: Checksum of the common weights, 32 bits; 0 if they are those of the last
+                meeting.
+        """
+        losses = [float(loss) for loss in self._losses]
+        seconds = self._clock() - self._chosen_at
+        return _Report(self.taken, weights, seconds, len(losses), sum(losses), rate)
+
+    def check(self, reports: Sequence[Sequence[float]]) -> None:
+        """Raises RanksDisagreeError unless all ranks have taken as many steps from equal weights.
+
+        Args:
+            reports: The reports of all ranks, in rank order.
+        """
+        first, *others = (_Report(*row) for row in reports)
+        for rank, other in enumerate(others, 1):
+            if other.taken != first.taken:
+                raise RanksDisagreeError(
+                    f"rank 0 has taken {first.taken:.0f} local steps since the last meeting, rank "
+                    f"{rank} {other.taken:.0f}: all ranks must take the same steps, and call "
+                    "meet() together"
+                )
+            if other.weights != first.weights:
+                raise RanksDisagreeError(
+                    f"rank 0 and rank {rank} have taken local steps from different weights: "
+                    "broadcast them before the first step, and load checkpoints on all ranks"
+                )
+
+    def meet(self, reports: Sequence[Sequence[float]]) -> None:
+        """Ends the interval, and begins one whose length may be another.
+
+        Raises:
+            InvalidArgumentError: The rule needs a loss, and no rank has reported one.
+        """
+        self.taken = 0
+        rows = [_Report(*row) for row in reports]
+        if self._rule is None:
+            return
+        count, total = sum(row.losses for row in rows), sum(row.loss for row in rows)
+        if self._first is None and count:
+            self._first = total / count, rows[0].rate
+        if rows[0].seconds < self._rule.every:
+            return
+        if not count:
+            raise InvalidArgumentError(
+                "AdaComm needs the loss of local steps: call report_loss(optimizer, loss) in each"
+            )
+        self._choose(self._rule, total / count, rows[0].rate)
+        self._losses.clear()
+        self._chosen_at = self._clock()
+
+    def _choose(self, rule: AdaComm, loss: float, rate: float) -> None:
+        assert self._first is not None
+        first_loss, first_rate = self._first
+        ratio = loss / first_loss if first_loss > 0 else math.nan
+        if rate > 0 and first_rate > 0:
+            ratio *= first_rate / rate
+        if not 0 <= ratio < math.inf:  # the loss says nothing
+            return
+        wanted = math.ceil(rule.first * math.sqrt(ratio))
+        if wanted >= self.length:
+            wanted = math.ceil(self.length * rule.shrink)
+        self.length = max(1, wanted)
+
+    def state(self) -> dict[str, Any]:
+        """Returns this rank's state, as plain values."""
+        losses = [float(loss) for loss in self._losses]
+        return {
+            "taken": self.taken,
+            "length": self.length,
+            "seconds": self._clock() - self._chosen_at,
+            "losses": losses,
+            "first": self._first,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restores what `state` returned; a fixed number of steps stays as it is."""
+        self.taken = state["taken"]
+        if self._rule is not None:
+            self.length = state["length"]
+            self._chosen_at = self._clock() - state["seconds"]
+            self._losses = list(state["losses"])
+            self._first = None if state["first"] is None else tuple(state["first"])

@@ -1,0 +1,309 @@
+"""Local steps: ranks step by themselves, and at a meeting nothing of what they did is lost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hvd_sparse.compression import LAGS, Dense, GaussianK, GTopK, TopK
+from hvd_sparse.errors import (
+    CheckpointMismatchError,
+    ExchangeFailedError,
+    InvalidArgumentError,
+    UnsupportedError,
+)
+from hvd_sparse.local_steps import AdaComm, Outer
+from tests.frameworks import any_entry, same, with_bad_entry
+from tests.verdict import CYCLE
+
+FIXED = {"density": 0.1, "min_numel": 64}
+EVERY = 3  # local steps
+EXACT = Dense(local_steps=EVERY)
+SPARSE = TopK(local_steps=EVERY, **FIXED)
+COMPRESSIONS = {
+    "topk": SPARSE,
+    "gtopk": GTopK(local_steps=EVERY, **FIXED),
+    "gaussiank": GaussianK(local_steps=EVERY, **FIXED),
+    "lags": LAGS(local_steps=EVERY, adaptive=False, warmup=None, bucket_numel=1500, **FIXED),
+    "bfloat16": TopK(local_steps=EVERY, values="bfloat16", **FIXED),
+    "dense": EXACT,
+    "dense, int8": Dense(local_steps=EVERY, values="int8"),
+}
+OUTERS = {
+    "lr": Outer(lr=0.5),
+    "momentum": Outer(momentum=0.5),
+    "nesterov": Outer(lr=0.5, momentum=0.5, nesterov=True),
+}
+
+
+def new(framework, compression, **options):
+    return framework.model(compression, op="Average", **options)
+
+
+def gradients_of(framework, step):
+    """Returns integers of which averages over the ranks are integers, too."""
+    given = framework.integer_gradients(step)
+    return {name: framework.size * one for name, one in given.items()}
+
+
+def interval(framework, model, start, steps=EVERY):
+    """Takes local steps at a rate of 1; returns this rank's difference."""
+    taken = [gradients_of(framework, start + step) for step in range(steps)]
+    for gradients in taken:
+        model.step(gradients)
+    return {name: sum(one[name] for one in taken) for name in taken[0]}
+
+
+@pytest.mark.usefixtures("several_ranks")
+@pytest.mark.parametrize("name", COMPRESSIONS)
+def test_a_meeting_loses_nothing_and_makes_all_ranks_equal(framework, name):
+    compression = COMPRESSIONS[name]
+    if compression.values != "float32" and framework.size & (framework.size - 1):
+        pytest.skip("averages of rounded values are not exact unless the ranks are a power of two")
+    model = new(framework, compression)
+    for meeting in range(4):
+        before, kept = model.weights(), model.residuals()
+        difference = interval(framework, model, 10 * meeting)
+        moved = {name: before[name] - one for name, one in model.weights().items()}
+        results = {name: framework.size * one for name, one in moved.items()}
+        framework.assert_nothing_is_lost(difference, results, kept, model.residuals())
+        framework.assert_same_on_all_ranks(model.weights())
+        assert any_entry(moved)
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_an_adaptive_compression_meets_dense_and_then_sparse(framework, verdict):
+    verdict(sparse=True)
+    model = new(framework, LAGS(local_steps=2, warmup=None, **FIXED))
+    buckets = []
+    for meeting in range(CYCLE + 2):
+        before, kept = model.weights(), model.residuals()
+        difference = interval(framework, model, 10 * meeting, steps=2)
+        moved = {name: before[name] - one for name, one in model.weights().items()}
+        results = {name: framework.size * one for name, one in moved.items()}
+        framework.assert_nothing_is_lost(difference, results, kept, model.residuals())
+        framework.assert_same_on_all_ranks(model.weights())
+        buckets.append(model.sparse_buckets())
+    assert buckets[0] == 0
+    assert buckets[-1] > 0
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_between_meetings_a_rank_steps_alone_and_common_weights_are_lent(framework):
+    model = new(framework, EXACT)
+    model.fill(5.0)
+    difference = interval(framework, model, 0, steps=EVERY - 1)
+    assert model.stats() is None
+    assert same(model.weights(), {name: 5.0 - one for name, one in difference.items()})
+    own = model.weights()
+    with model.common_weights():
+        assert all(np.all(one == 5.0) for one in model.weights().values())
+    assert same(model.weights(), own)
+    interval(framework, model, EVERY, steps=1)
+    assert model.stats().step == 0
+    with model.common_weights():
+        framework.assert_same_on_all_ranks(model.weights())
+
+
+@pytest.mark.usefixtures("several_ranks")
+@pytest.mark.parametrize("name", OUTERS)
+def test_the_outer_optimizer_takes_the_average_as_its_gradient(framework, name):
+    outer = OUTERS[name]
+    model = new(framework, Dense(local_steps=EVERY, outer=outer))
+    expected = {name: np.zeros(one.shape) for name, one in model.weights().items()}
+    momenta = {name: np.zeros(one.shape) for name, one in model.weights().items()}
+    for meeting in range(3):
+        difference = interval(framework, model, 10 * meeting)
+        for name, total in framework.totals(difference).items():
+            average = total.reshape(expected[name].shape) / framework.size
+            momenta[name] = outer.momentum * momenta[name] + average
+            step = average + outer.momentum * momenta[name] if outer.nesterov else momenta[name]
+            expected[name] = expected[name] - outer.lr * step
+        assert same(model.weights(), expected)
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_a_rank_keeps_its_own_moments(framework):
+    model = new(framework, SPARSE, optimizer="Adam", rate=0.5)
+    interval(framework, model, 0)
+    framework.assert_same_on_all_ranks(model.weights())
+    assert not model.velocities()
+    moments = np.concatenate([one.ravel() for one in model.moments()])
+    everywhere = framework.gathered(moments)
+    assert all(not np.array_equal(everywhere[0], other) for other in everywhere[1:])
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_narrow_weights_move_by_less_than_their_last_place(framework):
+    model = new(framework, TopK(density=1.0, min_numel=1, local_steps=1 + 1), dtype="bfloat16")
+    model.fill(256.0)
+    for step in range(4):  # weights of 256 and above have a last place of 2
+        gradients = {name: np.zeros(one.shape) for name, one in model.weights().items()}
+        gradients["first"][:] = -2.0 if framework.rank == 0 and step % 2 == 0 else 0.0
+        model.step(gradients)
+    framework.assert_same_on_all_ranks(model.weights())
+    moved = 256.0 + np.round(2 / framework.size) * 2  # two steps of 2 / size each
+    assert np.all(np.abs(model.weights()["first"] - moved) <= 2.0)
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_ranks_meet_early_where_all_ask_for_it(framework):
+    model = new(framework, EXACT)
+    before = model.weights()
+    difference = interval(framework, model, 0, steps=1)
+    model.meet()
+    framework.assert_same_on_all_ranks(model.weights())
+    for name, total in framework.totals(difference).items():
+        moved = (before[name] - model.weights()[name]).ravel()
+        assert np.array_equal(framework.size * moved, total)
+    after = model.weights()
+    model.meet()  # nobody has stepped since
+    assert same(model.weights(), after)
+    interval(framework, model, 5, steps=EVERY - 1)
+    assert model.stats().step == 0  # the interval began with the meeting
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_ranks_that_have_taken_other_steps_are_named(framework):
+    model = new(framework, EXACT)
+    last = framework.size - 1
+    interval(framework, model, 10)  # in the first steps, DDP itself makes ranks wait
+    interval(framework, model, 0, steps=2 if framework.rank == last else 1)
+    with pytest.raises(ExchangeFailedError, match=f"1 local steps .* rank {last} 2"):
+        model.meet()
+    with pytest.raises(ExchangeFailedError):
+        interval(framework, model, 5)
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_ranks_that_began_with_other_weights_are_named(framework):
+    model = new(framework, EXACT)
+    model.fill(float(framework.rank == 1))
+    with pytest.raises(ExchangeFailedError, match=r"rank 0 and rank 1 .* different weights"):
+        interval(framework, model, 0)
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_weights_may_be_loaded_between_two_intervals(framework):
+    model = new(framework, EXACT)
+    interval(framework, model, 0)
+    model.fill(7.0)
+    difference = interval(framework, model, 5)
+    for name, total in framework.totals(difference).items():
+        moved = (7.0 - model.weights()[name]).ravel()
+        assert np.array_equal(framework.size * moved, total)
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_a_rank_whose_weights_are_not_finite_stops_no_other(framework):
+    model = new(framework, SPARSE)
+    interval(framework, model, 0)
+    common, kept = model.weights(), model.residuals()
+    difference = interval(framework, model, 5, steps=EVERY - 1)
+    last = gradients_of(framework, 9)
+    if framework.rank == framework.size - 1:
+        last = with_bad_entry(last, "second", float("nan"), index=3)
+    with pytest.raises(framework.refusal):
+        model.step(last)
+    assert same(model.weights(), common)
+    owed = {name: part + last[name] for name, part in difference.items()}
+    for name, part in model.residuals().items():
+        given = np.nan_to_num(owed[name].ravel(), nan=0.0)
+        bad = np.isnan(owed[name].ravel())
+        assert np.array_equal((part - kept[name])[~bad], given[~bad])
+    interval(framework, model, 10)
+    framework.assert_same_on_all_ranks(model.weights())
+
+
+@pytest.mark.parametrize("name", ["topk", "dense, int8", "momentum", "adaptive"])
+@pytest.mark.parametrize("extra", [0, 2], ids=["after a meeting", "amid an interval"])
+def test_an_interval_goes_on_bit_for_bit(framework, verdict, folder, name, extra):
+    verdict(sparse=True)
+    others = {
+        "momentum": TopK(local_steps=EVERY, outer=OUTERS["nesterov"], **FIXED),
+        "adaptive": LAGS(local_steps=EVERY, warmup=None, **FIXED),
+    }
+    compression = {**COMPRESSIONS, **others}[name]
+    before = EVERY * (CYCLE + 1 if name == "adaptive" else 2) + extra
+    model = new(framework, compression, optimizer="Adam", rate=0.5)
+    interval(framework, model, 0, steps=before)
+    model.save(folder, epoch=7)
+    interval(framework, model, before, steps=5)
+
+    twin = new(framework, compression, optimizer="Adam", rate=0.5)
+    interval(framework, twin, 50, steps=EVERY + 1)
+    assert twin.load(folder) == {"epoch": 7}
+    interval(framework, twin, before, steps=5)
+    assert same(model.weights(), twin.weights())
+    assert all(map(np.array_equal, model.moments(), twin.moments()))
+    assert same(model.residuals(), twin.residuals())
+    model.meet()
+    twin.meet()
+    assert same(model.weights(), twin.weights())
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_a_checkpoint_amid_an_interval_shares_the_common_weights(framework, folder):
+    model = new(framework, SPARSE)
+    interval(framework, model, 0)
+    common = model.weights()
+    interval(framework, model, 5, steps=1)
+    own = model.weights()
+    model.save(folder)
+    assert same(model.weights(), own)
+    twin = new(framework, SPARSE)
+    with pytest.raises(CheckpointMismatchError, match="amid an interval, 1 local steps"):
+        twin.load(folder, residuals="spread")
+    twin.load(folder, residuals="reset")
+    assert same(twin.weights(), common)
+    with pytest.raises(CheckpointMismatchError, match="no local_steps now"):
+        new(framework, TopK(**FIXED)).load(folder)
+    model.meet()
+    model.save(folder)
+    twin.load(folder, residuals="spread")
+    assert same(framework.totals(twin.residuals()), framework.totals(model.residuals()))
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_all_ranks_choose_the_next_interval_alike(framework):
+    model = new(framework, Dense(local_steps=AdaComm(first=4, every=1e-9)))
+    lengths = []
+    for step in range(12):
+        model.report_loss(8.0 if step == 0 else 2.0 + framework.rank)
+        model.step(gradients_of(framework, step))
+        lengths.append(model.local_steps())
+    framework.assert_equal_on_all_ranks(lengths)
+    assert lengths[:4] == [4, 4, 4, lengths[3]]
+    assert lengths[-1] == 1
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_adacomm_asks_for_the_loss_on_all_ranks(framework):
+    model = new(framework, Dense(local_steps=AdaComm(first=2, every=1e-9)))
+    with pytest.raises(InvalidArgumentError, match="report_loss"):
+        interval(framework, model, 0, steps=2)
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_sums_are_refused(framework):
+    with pytest.raises(UnsupportedError, match="averages"):
+        framework.model(EXACT, op="Sum")
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_a_compression_without_local_steps_never_meets(framework):
+    model = framework.model(TopK(**FIXED))
+    with pytest.raises(InvalidArgumentError, match=r"meet\(\) needs"):
+        model.meet()
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_what_a_residual_holds_is_forgotten_where_asked(framework):
+    model = framework.model(TopK(residual_decay=0.5, **FIXED))
+    model.step(framework.integer_gradients(0))
+    before = model.residuals()
+    nothing = {name: np.zeros(one.shape) for name, one in model.weights().items()}
+    results = model.step(nothing)
+    owed = {name: 0.5 * part - model.residuals()[name] for name, part in before.items()}
+    for name, total in framework.totals(owed).items():
+        assert np.array_equal(total, results[name].ravel())

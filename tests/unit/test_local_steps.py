@@ -1,0 +1,163 @@
+"""The number of local steps: options, AdaComm's rule, agreement of the ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hvd_sparse.compression import LAGS, Dense, TopK
+from hvd_sparse.errors import InvalidArgumentError, RanksDisagreeError
+from hvd_sparse.local_steps import AdaComm, Interval, Outer
+from hvd_sparse.schedules import Warmup
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def reported(interval, *, loss=None, rate=0.1, weights=0):
+    """Returns the reports of two ranks that have the same steps, losses and rates."""
+    if loss is not None:
+        interval.note_loss(loss)
+    return [interval.report(rate=rate, weights=weights)] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"local_steps": 0}, r"local_steps must lie in \[1, 1048576\], got 0"),
+        ({"local_steps": 2.5}, "local_steps must be an integer, got 2.5"),
+        ({"local_steps": True}, "local_steps must be an integer"),
+        ({"local_steps": 4, "momentum_correction": 0.9}, "momentum_correction acts on gradients"),
+        ({"local_steps": 4, "clip_norm": 1.0}, "clip_norm acts on gradients"),
+        ({"local_steps": 4, "weight_decay": 0.1}, "weight_decay acts on gradients"),
+        ({"local_steps": 4, "rescale_residual": True}, "rescale_residual acts on gradients"),
+        ({"outer": Outer(lr=0.5)}, "outer needs local_steps above 1"),
+        ({"local_steps": 4, "outer": 0.5}, "outer must be an Outer, got 0.5"),
+        ({"residual_decay": 0.0}, r"residual_decay must be a number in \(0"),
+        ({"residual_decay": 1.5}, r"residual_decay must lie in \(0, 1\], got 1.5"),
+    ],
+)
+def test_options_outside_their_limits_are_named(options, text):
+    with pytest.raises(InvalidArgumentError, match=text):
+        TopK(**options)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: AdaComm(first=0), r"AdaComm first must lie in \[1, 1048576\], got 0"),
+        (lambda: AdaComm(first=8, every=0), r"AdaComm every must be a number in \(0"),
+        (lambda: AdaComm(first=8, shrink=1), r"AdaComm shrink must be a number in \(0, 1\)"),
+        (lambda: Outer(lr=0), r"Outer lr must be a number in \(0"),
+        (lambda: Outer(momentum=1.0), r"Outer momentum must be a number in \[0, 1\)"),
+        (lambda: Outer(nesterov=True), "nesterov needs a momentum"),
+        (lambda: Outer(momentum=0.5, nesterov=1), "nesterov must be True or False"),
+    ],
+)
+def test_rules_outside_their_limits_are_named(make, text):
+    with pytest.raises(InvalidArgumentError, match=text):
+        make()
+
+
+def test_differences_have_neither_momentum_nor_rates_and_a_warm_up_counts_local_steps():
+    compression = LAGS(local_steps=16, warmup=Warmup(steps=50, densities=(0.25,)))
+    assert compression.is_local
+    of_differences = compression.of_differences()
+    assert of_differences.momentum_correction == 0
+    assert of_differences.rescale_residual is False
+    assert of_differences.warmup == Warmup(steps=4, densities=(0.25,))
+    assert not Dense().is_local
+    adaptive = replace(compression, local_steps=AdaComm(first=25))
+    assert adaptive.of_differences().warmup.steps == 2
+    assert "local_steps=AdaComm(first=25" in repr(adaptive)
+
+
+def test_an_interval_ends_after_its_steps_and_begins_anew():
+    interval = Interval(3)
+    assert [interval.step() for _ in range(3)] == [False, False, True]
+    interval.meet(reported(interval))
+    assert (interval.taken, interval.length) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"taken": 2}, "rank 0 has taken 3 local steps since the last meeting, rank 1 2:"),
+        ({"weights": 5}, "rank 0 and rank 1 have taken local steps from different weights"),
+    ],
+)
+def test_ranks_that_differ_are_named(changes, text):
+    interval = Interval(3)
+    for _ in range(3):
+        interval.step()
+    first, second = reported(interval)
+    interval.check([first, second])
+    with pytest.raises(RanksDisagreeError, match=text):
+        interval.check([first, second._replace(**changes)])
+
+
+def test_adacomm_follows_the_root_of_the_loss():
+    clock = Clock()
+    interval = Interval(AdaComm(first=20, every=60.0), clock=clock)
+    interval.meet(reported(interval, loss=4.0))
+    assert interval.length == 20  # too early
+    clock.now += 60
+    interval.meet(reported(interval, loss=1.0))  # the mean of 4 and 1 since the beginning
+    assert interval.length == 16  # 20 sqrt(2.5 / 4) = 15.8
+    clock.now += 30
+    interval.meet(reported(interval, loss=0.04))
+    assert interval.length == 16
+    clock.now += 30
+    interval.meet(reported(interval, loss=0.04))
+    assert interval.length == 2  # 20 sqrt(.04 / 4)
+
+
+def test_adacomm_halves_where_the_loss_does_not_fall():
+    clock = Clock()
+    interval = Interval(AdaComm(first=9, every=1.0), clock=clock)
+    lengths = []
+    for _ in range(6):
+        clock.now += 1
+        interval.meet(reported(interval, loss=3.0))
+        lengths.append(interval.length)
+    assert lengths == [5, 3, 2, 1, 1, 1]
+
+
+def test_adacomm_meets_less_often_at_a_smaller_learning_rate():
+    clock = Clock()
+    interval = Interval(AdaComm(first=16, every=1.0), clock=clock)
+    clock.now += 1
+    interval.meet(reported(interval, loss=4.0, rate=0.1))
+    assert interval.length == 8  # 16 is no decrease
+    clock.now += 1
+    interval.meet(reported(interval, loss=0.1, rate=0.05))
+    assert interval.length == 4  # 16 sqrt(.1 / 4 * 2) = 3.6
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_adacomm_ignores_a_loss_that_says_nothing(loss):
+    clock = Clock()
+    interval = Interval(AdaComm(first=16, every=1.0), clock=clock)
+    interval.meet(reported(interval, loss=4.0))
+    clock.now += 1
+    interval.meet(reported(interval, loss=loss))
+    assert interval.length == 16
+
+
+def test_adacomm_goes_on_where_it_was_saved():
+    clock = Clock()
+    rule = AdaComm(first=20, every=60.0)
+    interval = Interval(rule, clock=clock)
+    interval.meet(reported(interval, loss=4.0))
+    interval.step()
+    clock.now += 50
+    other = Interval(rule, clock=Clock())
+    other.load(interval.state())
+    assert other.state() == interval.state()
+    assert other.taken == 1
