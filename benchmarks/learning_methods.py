@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -189,6 +189,13 @@ class Sparse(Through):
             compression = replace(compression, warmup=schedule)
         super().__init__(setup, compression, has_momentum=not compression.own_momentum)
         self._package = hvd_sparse
+        self._is_local = compression.is_local
+
+    def step(self, batch: Batch) -> torch.Tensor:
+        loss = super().step(batch)
+        if self._is_local:
+            self._package.report_loss(self.optimizer, loss)
+        return loss
 
     def update(self) -> None:
         super().update()
@@ -197,6 +204,11 @@ class Sparse(Through):
             self.facts = {"density": last.density_reached}
             if last.quality is not None and last.quality.compression_error is not None:
                 self.facts["share"] = 1 - last.quality.compression_error
+
+    @contextmanager
+    def judged(self) -> Iterator[nn.Module]:
+        with self.averaged_weights() if self._is_local else nullcontext(self.model) as model:
+            yield model
 
     def report(self) -> dict[str, Any]:
         told: dict[str, Any] = {"summary": self._package.summary(self.optimizer)}

@@ -1,4 +1,4 @@
-"""Methods by name, with literal options: `LAGS`, or `TopK(density=0.001, layer_wise=False)`."""
+"""Methods by name, with options: `LAGS`, or `TopK(density=0.001, local_steps=AdaComm(first=8))`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from typing import Any
 
 from hvd_sparse import compression
 from hvd_sparse.compression import Compression
+from hvd_sparse.local_steps import AdaComm, Outer
+from hvd_sparse.schedules import Warmup
+
+PARTS = {"AdaComm": AdaComm, "Outer": Outer, "Warmup": Warmup}
 
 
 def call_of(text: str) -> tuple[str, dict[str, Any]]:
@@ -22,9 +26,16 @@ def call_of(text: str) -> tuple[str, dict[str, Any]]:
             tree = ast.Call(tree, [], [])
         if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name) or tree.args:
             raise wrong
-        return tree.func.id, {str(one.arg): ast.literal_eval(one.value) for one in tree.keywords}
+        return tree.func.id, {str(one.arg): _value(one.value) for one in tree.keywords}
     except (SyntaxError, ValueError):
         raise wrong from None
+
+
+def _value(node: ast.expr) -> Any:
+    """Returns a literal, or an option of several parts."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in PARTS:
+        return PARTS[node.func.id](**{str(one.arg): _value(one.value) for one in node.keywords})
+    return ast.literal_eval(node)
 
 
 def compression_of(mode: str) -> Compression:

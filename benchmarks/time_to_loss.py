@@ -59,6 +59,22 @@ TODAY = {
     "own dense sum, int4": "WarmedUp(mode=\"Dense(values='int4')\", warmup=0)",
     "3LC": "ThreeLC",
     "SBC": "SBC",
+    "local 4, dense": 'WarmedUp(mode="Dense(local_steps=4)", warmup=0)',
+    "local 8, dense": 'WarmedUp(mode="Dense(local_steps=8)", warmup=0)',
+    "local 16, dense": 'WarmedUp(mode="Dense(local_steps=16)", warmup=0)',
+    "local 64, dense": 'WarmedUp(mode="Dense(local_steps=64)", warmup=0)',
+    "local 4, LAGS": "LAGS(adaptive=False, local_steps=4)",
+    "local 8, LAGS": "LAGS(adaptive=False, local_steps=8)",
+    "local 16, LAGS": "LAGS(adaptive=False, local_steps=16)",
+    "local 64, LAGS": "LAGS(adaptive=False, local_steps=64)",
+    "local 16, LAGS .1": "LAGS(adaptive=False, density=0.1, local_steps=16)",
+    "local 16, LAGS .1, Nesterov": (
+        "LAGS(adaptive=False, density=0.1, local_steps=16, "
+        "outer=Outer(lr=0.7, momentum=0.9, nesterov=True))"
+    ),
+    "AdaComm 16, LAGS .1": (
+        "LAGS(adaptive=False, density=0.1, local_steps=AdaComm(first=16, every=5.0))"
+    ),
     "TopK .01, warm-up 50": 'WarmedUp(mode="TopK(density=0.01)", warmup=50)',
     "TopK .01, warm-up 25": 'WarmedUp(mode="TopK(density=0.01)", warmup=25)',
     "TopK .01": "TopK(density=0.01)",

@@ -187,6 +187,7 @@ class Attachment:
         exchange = self.exchange
         if exchange is None:
             return None
+        exchange.stepping()
         if not self._should_synchronize:
             exchange.refuse_if_busy(
                 "optimizer.step() was called within skip_synchronize(), but not after synchronize()"

@@ -235,6 +235,9 @@ class GradientExchange:
             reason = guards.step_without_exchange(self._slots) or reason
             raise self._end(GradientInFlightError(reason))
 
+    def stepping(self) -> None:
+        """Called before the optimizer's step, and before anything that this waits for."""
+
     def stepped(self) -> None:
         """Ends the optimizer's step.
 

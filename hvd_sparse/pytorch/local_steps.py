@@ -97,12 +97,15 @@ class LocalStepsExchange(GradientExchange):
         return []  # a meeting delivers
 
     def synchronize(self) -> None:
-        """Notes the common weights before the first local step of an interval; sends nothing.
+        """Does nothing: a local step takes this rank's own gradients.
 
         Raises:
             ExchangeFailedError: Another rank ended the exchange, or died.
         """
         self._exchange.check()
+
+    def stepping(self) -> None:
+        """Notes the common weights before the first local step of an interval."""
         if self.interval.taken == 0:
             self._note_common()
 
