@@ -1,8 +1,7 @@
 """A plugin for pytest, `-p tests.emulated_core`: the core as it is built with an emulated GPU.
 
 It replaces the package's own core, so that tests that need a GPU can run without one. `make
-cpptest` builds it; tests/csrc/emulation/device.h describes what the emulation covers. `--one-in=3`
-skips two of three tests.
+cpptest` builds it; tests/csrc/emulation/device.h describes what the emulation covers.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ import importlib.util
 import sys
 import sysconfig
 from pathlib import Path
-
-import pytest
 
 NAMES = ("hvd_sparse._core", "hvd_sparse._core_testing")  # of one file
 
@@ -29,20 +26,6 @@ def _load() -> None:
 
     for name in NAMES:
         setattr(hvd_sparse, name.rpartition(".")[2], sys.modules[name])
-
-
-def pytest_addoption(parser):
-    """Adds the option for the share of tests to run."""
-    parser.addoption("--one-in", type=int, default=1, help="run one test in so many")
-
-
-@pytest.hookimpl(trylast=True)  # after all other options have deselected tests
-def pytest_collection_modifyitems(config, items):
-    """Keeps one test in `--one-in`."""
-    one_in = config.getoption("--one-in")
-    left_out = [item for index, item in enumerate(items) if index % one_in]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = items[::one_in]
 
 
 _load()

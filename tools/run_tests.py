@@ -111,16 +111,19 @@ def pytest_stage(
     marked: str = "not long",
     environment: str = "",
     plugin: str = "",
+    share: str = "",
 ) -> Stage:
     """Returns a stage that runs pytest alone, or on `ranks` processes, the first of which reports.
 
     `what` are paths and further options. `environment`, as in "NAME=value", is a variable for
-    several processes. pytest loads `plugin`.
+    several processes. pytest loads `plugin`, and runs one `share` of the tests, as in "1/3"; see
+    tests/shares.py.
     """
     report = REPORTS / f"{name.replace(' ', '-')}.xml"
     color = "yes" if sys.stdout.isatty() else "no"  # mpirun always pretends to be a terminal
     options = ["-q", "-p", "no:cacheprovider", f"--color={color}", "-m", marked]
     options += ["-p", plugin] if plugin else []
+    options += ["-p", "tests.shares", f"--share={share}"] if share else []
     silent = [sys.executable, "-m", "pytest", *options, *what]
     reporting = [*silent, f"--junit-xml={report}"]
     if ranks == 0:
@@ -144,7 +147,7 @@ def stages(framework: str) -> Iterator[Stage]:
     """Yields all stages, or those of one framework.
 
     Numbers of ranks are odd ones and powers of two. The frameworks take turns in them, since they
-    exchange the same things.
+    exchange the same things, and tests/parallel is shared out among two.
     """
     # Stages of one core, the longest first, so that it does not run alone in the end.
     if framework in ("all", "torch"):
@@ -176,10 +179,10 @@ def stages(framework: str) -> Iterator[Stage]:
         yield pytest_stage(
             "emulated GPU",
             "tests/devices",
-            "--one-in=3",
             cores=Cores.SOME,
             marked="gpu",
             plugin="tests.emulated_core",
+            share="1/3",
         )
         yield pytest_stage(
             "emulated GPU on 2",
@@ -198,9 +201,15 @@ def stages(framework: str) -> Iterator[Stage]:
         # Alone, as it is a build: sdists, of which a unit test makes one, meet in one folder.
         alone = [sys.executable, "tools/try_torch_alone.py"]
         yield Stage("torch alone", alone, seconds=TORCH_ALONE_SECONDS)
-        yield pytest_stage("parallel on 3", "tests/parallel", ranks=3, cores=Cores.ALL)
+        for ranks, share in ((3, "1/2"), (4, "2/2")):
+            yield pytest_stage(
+                f"parallel on {ranks}",
+                "tests/parallel",
+                ranks=ranks,
+                cores=Cores.ALL,
+                share=share,
+            )
         yield ddp_stage(3, Cores.ALL)
-        yield pytest_stage("parallel on 4", "tests/parallel", ranks=4, cores=Cores.ALL)
         yield pytest_stage("timed jobs", "tests/jobs", cores=Cores.ALL, marked="not long and timed")
 
 
@@ -209,7 +218,10 @@ def long_stages(framework: str) -> Iterator[Stage]:
     if framework in ("all", "tensorflow"):
         yield pytest_stage("tensorflow on 3", "tests/parallel_tensorflow", ranks=3, cores=Cores.ALL)
     if framework in ("all", "torch"):
-        yield pytest_stage("parallel on 2", "tests/parallel", ranks=2, cores=Cores.ALL)
+        for ranks in (2, 3, 4):
+            yield pytest_stage(
+                f"parallel on {ranks}", "tests/parallel", ranks=ranks, cores=Cores.ALL
+            )
         yield ddp_stage(2, Cores.ALL)
         yield ddp_stage(4, Cores.ALL)
         yield pytest_stage("long jobs", "tests/jobs", cores=Cores.ALL, marked="long")

@@ -140,7 +140,7 @@ def test_a_bucket_that_travels_in_several_chunks(values):
         return me.step(draws + me.rank)
 
     laws.check_laws(
-        [[step] for step in run_ranks((3, 1), program, segments=[numel], values=values)]
+        [[step] for step in run_ranks((2, 1), program, segments=[numel], values=values)]
     )
 
 
