@@ -65,7 +65,7 @@ def _check_binary(compression: Compression) -> None:
 def _check_local_steps(compression: Compression) -> None:
     """Raises InvalidArgumentError for options that do not go with a compression's local steps."""
     steps = compression.local_steps
-    if not isinstance(steps, AdaComm):
+    if not isinstance(steps, AdaComm) and steps != "auto":
         steps = checked_count("local_steps", steps, low=1, high=MOST_LOCAL_STEPS)
         object.__setattr__(compression, "local_steps", steps)
     if not isinstance(compression.outer, Outer):

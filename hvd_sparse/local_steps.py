@@ -13,6 +13,11 @@ from hvd_sparse.schedules import checked_count, checked_number
 
 MOST_LOCAL_STEPS = 1 << 20
 
+# With "auto": local steps at first and at most, and the share of the time that meetings may take.
+_AUTO_FIRST = 4
+_AUTO_MOST = 32
+_AUTO_SHARE = 0.1
+
 
 @dataclass(frozen=True, kw_only=True)
 class AdaComm:
@@ -91,9 +96,11 @@ class Outer:
 AVERAGES = Outer()
 
 
-def first_of(local_steps: int | AdaComm) -> int:
+def first_of(local_steps: int | str | AdaComm) -> int:
     """Returns the number of local steps before the first meeting."""
-    return local_steps.first if isinstance(local_steps, AdaComm) else local_steps
+    if isinstance(local_steps, AdaComm):
+        return local_steps.first
+    return _AUTO_FIRST if isinstance(local_steps, str) else local_steps
 
 
 class _Report(NamedTuple):
@@ -106,6 +113,8 @@ class _Report(NamedTuple):
         losses: Number of losses reported since then.
         loss: Their sum.
         rate: The learning rate.
+        step: Seconds of a local step, on average since the last meeting.
+        meeting: Seconds of the last meeting; 0 if there was none.
     """
 
     taken: float
@@ -114,13 +123,15 @@ class _Report(NamedTuple):
     losses: float
     loss: float
     rate: float
+    step: float
+    meeting: float
 
 
 class Interval:
     """The local steps from one meeting to the next; after each meeting the same on all ranks.
 
     Args:
-        local_steps: Their number, or the rule for it.
+        local_steps: Their number, or the rule for it: "auto", or AdaComm's.
         clock: Returns seconds.
 
     Attributes:
@@ -129,13 +140,14 @@ class Interval:
     """
 
     def __init__(
-        self, local_steps: int | AdaComm, *, clock: Callable[[], float] = time.monotonic
+        self, local_steps: int | str | AdaComm, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._rule = local_steps if isinstance(local_steps, AdaComm) else None
+        self._rule = None if isinstance(local_steps, int) else local_steps
         self.length = first_of(local_steps)
         self.taken = 0
         self._clock = clock
-        self._chosen_at = clock()
+        self._chosen_at = self._began = self._met = clock()
+        self._meeting = 0.0  # seconds of the last one
         self._losses: list[Any] = []
         self._first: tuple[float, float] | None = None  # loss and learning rate
 
@@ -146,7 +158,7 @@ class Interval:
 
     def note_loss(self, loss: Any) -> None:
         """Notes the loss of a local step: a number, or a tensor with one element."""
-        if self._rule is not None:
+        if isinstance(self._rule, AdaComm):
             self._losses.append(loss)
 
     def report(self, *, rate: float, weights: int) -> Sequence[float]:
@@ -158,8 +170,17 @@ class Interval:
                 meeting.
         """
         losses = [float(loss) for loss in self._losses]
-        seconds = self._clock() - self._chosen_at
-        return _Report(self.taken, weights, seconds, len(losses), sum(losses), rate)
+        self._met = self._clock()
+        return _Report(
+            taken=self.taken,
+            weights=weights,
+            seconds=self._met - self._chosen_at,
+            losses=len(losses),
+            loss=sum(losses),
+            rate=rate,
+            step=(self._met - self._began) / max(self.taken, 1),
+            meeting=self._meeting,
+        )
 
     def check(self, reports: Sequence[Sequence[float]]) -> None:
         """Raises RanksDisagreeError unless all ranks have taken as many steps from equal weights.
@@ -188,19 +209,38 @@ class Interval:
             InvalidArgumentError: The rule needs a loss, and no rank has reported one.
         """
         self.taken = 0
+        self._began = self._clock()
+        self._meeting = self._began - self._met
         rows = [_Report(*row) for row in reports]
-        if self._rule is None:
+        if isinstance(self._rule, str):  # "auto"
+            self._keep_to_share(rows)
+        elif isinstance(self._rule, AdaComm):
+            self._follow_loss(self._rule, rows)
+
+    def _keep_to_share(self, rows: Sequence[_Report]) -> None:
+        """Chooses the fewest steps with which meetings take at most their share of the time.
+
+        A meeting is as long as it is for the rank that comes last; the others wait for that one.
+        """
+        meeting = min(row.meeting for row in rows)
+        if meeting == 0:
             return
+        step = max(row.step for row in rows)
+        wanted = math.ceil(meeting * (1 / _AUTO_SHARE - 1) / max(step, 1e-9))
+        least, most = math.ceil(self.length / 2), 2 * self.length  # one meeting may be an outlier
+        self.length = min(max(wanted, least), most, _AUTO_MOST)
+
+    def _follow_loss(self, rule: AdaComm, rows: Sequence[_Report]) -> None:
         count, total = sum(row.losses for row in rows), sum(row.loss for row in rows)
         if self._first is None and count:
             self._first = total / count, rows[0].rate
-        if rows[0].seconds < self._rule.every:
+        if rows[0].seconds < rule.every:
             return
         if not count:
             raise InvalidArgumentError(
                 "AdaComm needs the loss of local steps: call report_loss(optimizer, loss) in each"
             )
-        self._choose(self._rule, total / count, rows[0].rate)
+        self._choose(rule, total / count, rows[0].rate)
         self._losses.clear()
         self._chosen_at = self._clock()
 
@@ -226,6 +266,7 @@ class Interval:
             "seconds": self._clock() - self._chosen_at,
             "losses": losses,
             "first": self._first,
+            "meeting": self._meeting,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -235,4 +276,5 @@ class Interval:
             self.length = state["length"]
             self._chosen_at = self._clock() - state["seconds"]
             self._losses = list(state["losses"])
+            self._meeting = state["meeting"]
             self._first = None if state["first"] is None else tuple(state["first"])

@@ -16,6 +16,7 @@ import horovod.tensorflow as _horovod
 
 from hvd_sparse import reexport as _reexport
 from hvd_sparse.compression import LAGS, SBC, Dense, GaussianK, GTopK, ThreeLC, TopK
+from hvd_sparse.local_steps import Outer
 from hvd_sparse.schedules import Warmup
 from hvd_sparse.stats.step_stats import StepStats
 from hvd_sparse.tensorflow import patches as _patches
@@ -23,6 +24,7 @@ from hvd_sparse.tensorflow.checkpoint import load_checkpoint, save_checkpoint
 from hvd_sparse.tensorflow.elastic_state import elastic_residuals
 from hvd_sparse.tensorflow.functions import sparse_allreduce
 from hvd_sparse.tensorflow.inspection import stats
+from hvd_sparse.tensorflow.local_steps import common_weights, meet
 from hvd_sparse.tensorflow.marks import mark_step
 from hvd_sparse.tensorflow.state import prepare, residual_variables
 from hvd_sparse.tensorflow.tuning import replan, tuning
@@ -35,13 +37,16 @@ __all__ = [
     "Dense",
     "GTopK",
     "GaussianK",
+    "Outer",
     "StepStats",
     "ThreeLC",
     "TopK",
     "Warmup",
+    "common_weights",
     "elastic_residuals",
     "load_checkpoint",
     "mark_step",
+    "meet",
     "prepare",
     "replan",
     "residual_variables",

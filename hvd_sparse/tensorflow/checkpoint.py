@@ -28,7 +28,7 @@ from hvd_sparse.state.spreading import SavedSum, read_all
 from hvd_sparse.tensorflow import compat, saved_state
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
 from hvd_sparse.tensorflow.inheritance import summed
-from hvd_sparse.tensorflow.keras_optimizer import refuse_amid_passes
+from hvd_sparse.tensorflow.keras_optimizer import refuse_amid_step
 from hvd_sparse.tensorflow.local_variables import refuse_to_share
 from hvd_sparse.tensorflow.registry import find_exchanges
 
@@ -53,7 +53,8 @@ def save_checkpoint(
 
     Raises:
         InvalidArgumentError: JSON does not support a type; gradients of backward_passes_per_step
-            have been added up but not exchanged yet; or the optimizer has local layers, whose
+            have been added up but not exchanged yet, or local steps taken since the ranks
+            met; or the optimizer has local layers, whose
             weights differ between ranks.
         ExchangeFailedError: The exchange has ended; the ranks may not have taken the same steps.
         OSError: On every rank, if one cannot write, or another job is saving to the same folder.
@@ -63,7 +64,7 @@ def save_checkpoint(
     job = Job(World.from_horovod(hvd, hvd.global_process_set))
     text = ""
     with job.fail_together(InvalidArgumentError):
-        refuse_amid_passes(optimizer)
+        refuse_amid_step(optimizer)
         refuse_to_share(optimizer)
         text = _as_json({**parts.shapes(), "extra": extra})
     exchange = parts.exchange()

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvd_sparse.compression import is_sparse_compression
-from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.compression import as_compression, is_sparse_compression
+from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
+from hvd_sparse.ranks.world import in_elastic_job
 from hvd_sparse.tensorflow import compat, loss_scaling
 from hvd_sparse.tensorflow.accumulation import Accumulation
 from hvd_sparse.tensorflow.keras_callbacks import with_short_rate
+from hvd_sparse.tensorflow.local_steps import ATTRIBUTE, LocalSteps, refuse_amid_interval
 from hvd_sparse.tensorflow.local_variables import REFS, LocalVariables
 from hvd_sparse.tensorflow.momentum import MovedMomentum, refuse_another
 from hvd_sparse.tensorflow.settings import Settings
@@ -77,10 +79,11 @@ def distribute_keras_3(
             f"this {type(optimizer).__name__} already is a DistributedOptimizer"
         )
     local = LocalVariables(process_set, scales=scale_local_gradients)
-    momentum = None
+    momentum, local_steps = None, None
     if is_sparse_compression(compression):
+        chosen = as_compression(compression)
         settings = Settings.checked(
-            compression,
+            chosen.of_differences() if chosen.is_local else chosen,
             op=op,
             gradient_predivide_factor=gradient_predivide_factor,
             num_groups=num_groups,
@@ -88,6 +91,9 @@ def distribute_keras_3(
             sparse_as_dense=sparse_as_dense,
         ).of_optimizer(optimizer)
         reduce = _sparsely(settings, process_set, optimizer)
+        if chosen.is_local:
+            _check_local_steps(settings)
+            local_steps = LocalSteps(chosen, local.around(reduce))
         if settings.dampening > 0:
             momentum = MovedMomentum(
                 optimizer, is_moved=lambda: settings.moves_momentum(process_set), local=local
@@ -108,7 +114,9 @@ def distribute_keras_3(
     accumulation = None
     if backward_passes_per_step != 1:
         accumulation = Accumulation(backward_passes_per_step, averages=average_aggregated_gradients)
-    optimizer.__class__ = _exchanging(type(optimizer), reduce, accumulation, local, momentum)
+    optimizer.__class__ = _exchanging(
+        type(optimizer), reduce, accumulation, local, momentum, local_steps
+    )
     return optimizer
 
 
@@ -171,8 +179,27 @@ def distribute_keras_2(stock: Callable[..., Any], arguments: dict[str, Any]) -> 
     return optimizer
 
 
-def refuse_amid_passes(optimizer: Any) -> None:
-    """Raises InvalidArgumentError if gradients have been added up but not exchanged."""
+def _refuse_loss_scaling(*_: Any) -> NoReturn:
+    raise UnsupportedError(
+        "local_steps cannot be used under loss scaling, where a rank may skip a step: use the "
+        "policy mixed_bfloat16"
+    )
+
+
+def _check_local_steps(settings: Settings) -> None:
+    """Raises UnsupportedError for what local steps cannot do."""
+    if in_elastic_job():
+        raise UnsupportedError(
+            "local_steps cannot be used in an elastic job: ranks that leave amid an interval would "
+            "take their steps with them"
+        )
+    if not settings.reduction.averages:
+        raise UnsupportedError("local_steps needs averages, not op=Sum")
+
+
+def refuse_amid_step(optimizer: Any) -> None:
+    """Raises InvalidArgumentError if this rank has summed gradients or stepped on its own."""
+    refuse_amid_interval(optimizer)
     stepping = compat.stepping_of(optimizer)
     accumulation = getattr(stepping, loss_scaling.ACCUMULATION, None)
     by_horovod = getattr(getattr(stepping, "_agg_helper", None), "counter", 0)
@@ -189,6 +216,7 @@ def _exchanging(
     accumulation: Accumulation | None,
     local: LocalVariables,
     momentum: MovedMomentum | None,
+    local_steps: LocalSteps | None,
 ) -> type:
     """Returns a subclass of `stock` whose steps exchange; saved models still name `stock`."""
     reduce = local.around(reduce)
@@ -205,13 +233,17 @@ def _exchanging(
 
         if loss_scaling.has_exchanged(self):
             return apply_averages(grads)
+
+        def exchange_and_apply(gradients: list[Any]) -> Any:
+            if local_steps is not None:
+                return local_steps.step(gradients, variables, lambda: apply_averages(gradients))
+            return apply_averages(reduce(gradients, variables))
+
         if accumulation is None:
-            return apply_averages(reduce(list(grads), variables))
+            return exchange_and_apply(list(grads))
         if not self.built:  # its variables cannot be created within a branch of the graph
             self.build(variables)
-        return accumulation.step(
-            grads, variables, lambda sums: apply_averages(reduce(sums, variables))
-        )
+        return accumulation.step(grads, variables, exchange_and_apply)
 
     def update_step(self: Any, gradient: Any, variable: Any, learning_rate: Any) -> Any:
         assert momentum is not None
@@ -220,8 +252,9 @@ def _exchanging(
 
     members: dict[str, Any] = {
         "apply": apply,
-        loss_scaling.REDUCE: staticmethod(reduce),
+        loss_scaling.REDUCE: staticmethod(reduce if local_steps is None else _refuse_loss_scaling),
         loss_scaling.ACCUMULATION: accumulation,
+        ATTRIBUTE: local_steps,
         REFS: local.refs,
         "register_local_var": staticmethod(local.add),  # as Horovod's own optimizers have it
         "__module__": stock.__module__,

@@ -40,6 +40,7 @@ from hvd_sparse.ranks import lifecycle
 from hvd_sparse.ranks.world import in_elastic_job
 from hvd_sparse.tensorflow import compat, elastic_state, keras_callbacks
 from hvd_sparse.tensorflow.keras_optimizer import distribute_keras_2, distribute_keras_3
+from hvd_sparse.tensorflow.local_steps import begin_after_broadcast
 from hvd_sparse.tensorflow.local_variables import refuse_in
 from hvd_sparse.tensorflow.loss_scaling import apply_scaled, compute_scaled
 from hvd_sparse.tensorflow.registry import live_exchanges
@@ -174,7 +175,9 @@ def _broadcast_variables(
     if elastic_state.is_making():
         return None
     shared = [compat.tensor_of(one) for one in variables if not compat.is_seed(one)]
-    return stock(shared, *args, **kwargs)
+    result = stock(shared, *args, **kwargs)
+    begin_after_broadcast(shared)
+    return result
 
 
 def _join(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -112,6 +112,11 @@ class Settings:
             InvalidArgumentError: An argument lies outside its limits.
             UnsupportedError: A sparse exchange cannot honour an argument.
         """
+        if as_compression(arguments["compression"]).is_local:
+            raise UnsupportedError(
+                "local_steps needs hvd.DistributedOptimizer around an optimizer of Keras 3: a tape "
+                "takes no steps, and Keras 2 is not supported"
+            )
         own = {name: arguments[name] for name in _ARGUMENTS if name in arguments}
         rest = {name: value for name, value in arguments.items() if name not in own}
         return cls.checked(**own), rest
@@ -192,12 +197,10 @@ class Settings:
 
 def _check_options(compression: Compression) -> None:
     """Raises UnsupportedError for options of a compression that only PyTorch has."""
-    for name, default in (("local_steps", 1), ("residual_decay", 1.0)):
-        if getattr(compression, name) != default:
-            raise UnsupportedError(
-                f"{name} {getattr(compression, name)!r} is for PyTorch: in TensorFlow all ranks "
-                "exchange the gradients of every step, and keep all of a residual"
-            )
+    if compression.residual_decay != 1:
+        raise UnsupportedError(
+            f"residual_decay must be 1 in TensorFlow, got {compression.residual_decay}"
+        )
 
 
 def _keeps_all(compression: Compression) -> bool:

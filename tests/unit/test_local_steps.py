@@ -31,6 +31,7 @@ def reported(interval, *, loss=None, rate=0.1, weights=0):
     ("options", "text"),
     [
         ({"local_steps": 0}, r"local_steps must lie in \[1, 1048576\], got 0"),
+        ({"local_steps": "often"}, "local_steps must be an integer, got 'often'"),
         ({"local_steps": 2.5}, "local_steps must be an integer, got 2.5"),
         ({"local_steps": True}, "local_steps must be an integer"),
         ({"local_steps": 4, "momentum_correction": 0.9}, "momentum_correction acts on gradients"),
@@ -148,6 +149,38 @@ def test_adacomm_ignores_a_loss_that_says_nothing(loss):
     clock.now += 1
     interval.meet(reported(interval, loss=loss))
     assert interval.length == 16
+
+
+def meeting(interval, clock, *, step, seconds):
+    """Takes an interval of steps of a length, and a meeting; returns how many steps come next."""
+    while not interval.step():
+        clock.now += step
+    clock.now += step
+    reports = reported(interval)
+    clock.now += seconds
+    interval.meet(reports)
+    return interval.length
+
+
+def test_auto_takes_the_fewest_steps_with_which_meetings_take_a_tenth_of_the_time():
+    clock = Clock()
+    interval = Interval("auto", clock=clock)
+    assert meeting(interval, clock, step=1.0, seconds=1.5) == 4  # no meeting was timed before it
+    lengths = [meeting(interval, clock, step=1.0, seconds=1.5) for _ in range(4)]
+    assert lengths == [8, 14, 14, 14]  # 9 x 1.5 = 13.5, and twice as many at most
+    lengths = [meeting(interval, clock, step=1.0, seconds=100.0) for _ in range(4)]
+    assert lengths == [14, 28, 32, 32]
+    lengths = [meeting(interval, clock, step=1.0, seconds=0.001) for _ in range(8)]
+    assert lengths == [32, 16, 8, 4, 2, 1, 1, 1]
+
+
+def test_auto_leaves_out_that_ranks_wait_for_the_last():
+    clock = Clock()
+    interval = Interval("auto", clock=clock)
+    meeting(interval, clock, step=1.0, seconds=1.0)
+    first, second = reported(interval)
+    interval.meet([first._replace(meeting=50.0), second._replace(meeting=0.5, step=1.0)])
+    assert interval.length == 5
 
 
 def test_adacomm_goes_on_where_it_was_saved():

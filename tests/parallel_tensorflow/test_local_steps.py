@@ -1,0 +1,155 @@
+"""Local steps of a Keras 3 optimizer: what ranks do between two meetings is not lost."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_sparse.tensorflow.keras as hvd
+from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
+from hvd_sparse.local_steps import AdaComm
+from hvd_sparse.tensorflow import (
+    Dense,
+    DistributedGradientTape,
+    Outer,
+    TopK,
+    common_weights,
+    meet,
+    residual_variables,
+    save_checkpoint,
+    stats,
+)
+
+SHAPE = (40, 30)
+EVERY = 3
+SPARSE = TopK(density=0.1, min_numel=64, local_steps=EVERY)
+
+pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank exchanges nothing")
+
+
+def made(compression, *, traced, passes=1):
+    """Returns a variable, its optimizer, and a function that takes a step with a gradient."""
+    variable = keras.Variable(np.zeros(SHAPE, np.float32), name="w")
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), compression=compression, backward_passes_per_step=passes
+    )
+    mode = tf.function if traced else lambda step: step
+    return variable, optimizer, mode(lambda gradient: optimizer.apply([gradient], [variable]))
+
+
+def gradient(step):
+    """Returns integers of which averages over the ranks are integers, too."""
+    rng = np.random.default_rng([step, hvd.rank()])
+    return hvd.size() * rng.integers(-9, 10, SHAPE).astype(np.float32)
+
+
+def total(array):
+    return hvd.allreduce(tf.constant(array, tf.float64), op=hvd.Sum, name="owed").numpy()
+
+
+def assert_same_on_all_ranks(variable):
+    rows = hvd.allgather(variable.numpy()[None], name="rows").numpy()
+    assert all(np.array_equal(rows[0], row) for row in rows)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("compression", [SPARSE, Dense(local_steps=EVERY)], ids=["topk", "dense"])
+def test_a_meeting_loses_nothing_and_makes_all_ranks_equal(compression, traced):
+    variable, optimizer, step = made(compression, traced=traced)
+    kept = np.zeros(SHAPE)
+    for meeting in range(4):
+        before, difference = variable.numpy(), np.zeros(SHAPE)
+        for number in range(EVERY):
+            given = gradient(10 * meeting + number)
+            difference += given
+            step(tf.constant(given))
+            if number < EVERY - 1:
+                assert np.array_equal(variable.numpy(), before - difference)
+        left = residual_variables(optimizer)[0].numpy().reshape(SHAPE).astype(np.float64)
+        moved = hvd.size() * (before - variable.numpy()).astype(np.float64)
+        assert np.array_equal(total(difference + kept - left), moved)
+        assert_same_on_all_ranks(variable)
+        assert stats(optimizer).step == meeting
+        kept = left
+
+
+def test_the_outer_optimizer_takes_the_average_as_its_gradient():
+    outer = Outer(lr=0.5, momentum=0.5, nesterov=True)
+    variable, _, step = made(Dense(local_steps=EVERY, outer=outer), traced=True)
+    expected, momentum = np.zeros(SHAPE), np.zeros(SHAPE)
+    for meeting in range(3):
+        given = [gradient(10 * meeting + number) for number in range(EVERY)]
+        for one in given:
+            step(tf.constant(one))
+        average = total(sum(given)) / hvd.size()
+        momentum = 0.5 * momentum + average
+        expected -= 0.5 * (average + 0.5 * momentum)
+        assert np.array_equal(variable.numpy(), expected)
+
+
+def test_passes_add_up_to_local_steps():
+    variable, optimizer, step = made(Dense(local_steps=2), traced=True, passes=2)
+    given = [gradient(number) for number in range(4)]
+    for one in given:
+        step(tf.constant(one))
+    assert int(optimizer.iterations) == 2
+    assert np.array_equal(-hvd.size() * variable.numpy(), total(sum(given)))
+
+
+def test_ranks_meet_early_and_lend_the_common_weights():
+    variable, optimizer, step = made(SPARSE, traced=True)
+    given = gradient(0)
+    step(tf.constant(given))
+    with common_weights(optimizer):
+        assert not np.any(variable.numpy())
+    assert np.array_equal(variable.numpy(), -given)
+    with pytest.raises(InvalidArgumentError, match=r"call meet\(optimizer\) first"):
+        save_checkpoint("/nowhere", [variable], optimizer)
+    meet(optimizer)
+    assert_same_on_all_ranks(variable)
+    assert stats(optimizer).step == 0
+    meet(optimizer)
+    assert stats(optimizer).step == 0
+
+
+def test_weights_that_a_callback_broadcasts_begin_an_interval():
+    keras.utils.set_random_seed(hvd.rank())
+    model = keras.Sequential([keras.layers.Input((20,)), keras.layers.Dense(50)])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), compression=SPARSE)
+    model.compile(optimizer, "mse")
+    rng = np.random.default_rng(hvd.rank())
+    inputs, targets = (
+        rng.standard_normal((8 * (1 + 2 * EVERY), width)).astype(np.float32) for width in (20, 50)
+    )
+    broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    model.fit(inputs, targets, batch_size=8, shuffle=False, verbose=0, callbacks=[broadcast])
+    assert stats(optimizer).step == 1  # the first batch belongs to no interval
+    for variable in model.trainable_variables:
+        assert_same_on_all_ranks(variable)
+
+
+@pytest.mark.parametrize("local_steps", ["auto", AdaComm(first=4)])
+def test_a_number_of_steps_that_changes_is_refused(local_steps):
+    with pytest.raises(UnsupportedError, match="local_steps must be a number in TensorFlow"):
+        hvd.DistributedOptimizer(
+            keras.optimizers.SGD(1.0), compression=TopK(local_steps=local_steps)
+        )
+
+
+def test_what_cannot_take_local_steps_is_refused():
+    with pytest.raises(UnsupportedError, match="averages"):
+        hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=SPARSE, op=hvd.Sum)
+    with pytest.raises(UnsupportedError, match="a tape"):
+        DistributedGradientTape(tf.GradientTape(), compression=SPARSE)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=SPARSE)
+    scaling = keras.optimizers.LossScaleOptimizer(optimizer)
+    variable = keras.Variable(np.zeros(SHAPE, np.float32))
+    with pytest.raises(UnsupportedError, match="loss scaling"):
+        scaling.apply([tf.ones(SHAPE)], [variable])
+    plain = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=TopK)
+    with pytest.raises(InvalidArgumentError, match=r"meet\(\) needs"):
+        meet(plain)
+    with pytest.raises(UnsupportedError, match="residual_decay must be 1"):
+        hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=TopK(residual_decay=0.5))
