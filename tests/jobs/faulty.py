@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("fault", choices=FAULTS)
     parser.add_argument("--gloo", metavar="HOST:PORT", help="for Horovod over Gloo")
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--local-steps", type=int, default=1)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds between two steps")
     args = parser.parse_args()
     fault = args.fault
@@ -77,7 +78,9 @@ def main() -> None:
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.01),
         named_parameters=model.named_parameters(),
-        compression=LAGS(adaptive=False, density=density, min_numel=1),
+        compression=LAGS(
+            adaptive=False, density=density, min_numel=1, local_steps=args.local_steps
+        ),
     )
     of_exchange = set(own_threads()) - before
     for step in range(args.steps):

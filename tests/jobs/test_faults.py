@@ -50,6 +50,17 @@ def test_a_fault_of_one_rank_ends_all_in_time_or_is_survived(fault):
     assert not outcome.problems, f"{outcome.problems}\n{outcome.output}"
 
 
+# In its third step the rank fails in the second interval of 2 local steps, or at the meeting that
+# ends one of 3.
+@pytest.mark.parametrize(
+    ("name", "local_steps"), [("kill", 2), ("exception", 2), ("kill in exchange", 3)]
+)
+def test_a_rank_that_fails_amid_local_steps_ends_all_in_time(name, local_steps):
+    fault = next(one for one in FAULTS if one.name == name)
+    outcome = break_job(fault, "--local-steps", str(local_steps))
+    assert not outcome.problems, f"{outcome.problems}\n{outcome.output}"
+
+
 # Over MPI, a waiting Horovod occupies whole cores, so the regular test uses Gloo.
 @pytest.mark.parametrize("transport", [long("mpi"), "gloo"])
 def test_a_slow_rank_is_named_and_waited_for(transport):
