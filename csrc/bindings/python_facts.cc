@@ -32,6 +32,13 @@ void BindFacts(py::module_& m) {
       .def_readonly("is_sparse", &CollectiveFacts::is_sparse);
   m.def("collective_facts", &AllCollectiveFacts);
   m.def("collectives", &CollectiveNames);
+  m.def(
+      "sums_nodes",
+      [](const std::string& collective, int size, int local_size) {
+        return FindCollective(collective).SumsNodesAmong(size, local_size);
+      },
+      py::arg("collective"), py::kw_only(), py::arg("size"), py::arg("local_size"),
+      "True if a collective sums nodes of so many ranks first.");
 
   m.def(
       "route_of",

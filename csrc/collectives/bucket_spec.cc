@@ -50,7 +50,8 @@ void CheckSpec(const BucketSpec& spec) {
           "': ", spec.max_ks.size(), " values of k for ", spec.segment_numels.size(), " segments");
   if (spec.wire.values == Values::kBinary) CheckBinary(spec);
   if (!spec.device.IsCpu()) {
-    Require(!FindCollective(spec.collective).SumsNodesFirst(), "bucket '", spec.name,
+    const Collective& collective = FindCollective(spec.collective);
+    Require(collective.AsSparse() == nullptr || !collective.SumsNodesFirst(), "bucket '", spec.name,
             "': collective '", spec.collective,
             "' adds up residuals on the CPU, and takes none on ", spec.device.Name());
   }

@@ -57,6 +57,7 @@ class ShardSums final : public Collective {
  public:
   bool DeliversAll() const override { return true; }
   bool IsExact() const override { return true; }
+  bool SumsNodesFirst() const override { return true; }
 };
 
 class SplitAllgather final : public SparseAllreduce {

@@ -199,13 +199,19 @@ class Collective {
   /// larger sum was left out.
   virtual bool IsExact() const = 0;
 
-  /// Returns true if the ranks of a node add up their residuals before they select: a rank then
-  /// selects from its shard of the sum, and Run is called by the owners of that shard, one on each
-  /// node. See hierarchical.cc.
+  /// Returns true if the ranks of a node add up their residuals first, before they select or sum
+  /// over the nodes: a rank then has its shard of the node's sum, and exchanges it with the owners
+  /// of that shard, one on each node. See hierarchical.cc and dense_step.h.
   virtual bool SumsNodesFirst() const { return false; }
 
   /// Returns the collective of selected blocks; null if all entries are summed (see shard_sum.h).
   virtual const SparseAllreduce* AsSparse() const { return nullptr; }
+
+  /// Returns true if it sums nodes first among `size` ranks with `local_size` on each node: a dense
+  /// sum does so only if there are several nodes of several ranks.
+  bool SumsNodesAmong(int size, int local_size) const {
+    return SumsNodesFirst() && (AsSparse() != nullptr || (1 < local_size && local_size < size));
+  }
 };
 
 class SparseAllreduce : public Collective {

@@ -40,8 +40,9 @@ Bucket::Bucket(int id, BucketSpec spec, NodePlace place)
   const auto segments_in = [&](Range range) {
     return Segments(spec_.segment_numels, spec_.max_ks, range, *sparsifier_);
   };
-  const bool sums_nodes = collective_.SumsNodesFirst() || sparse_ == nullptr;
-  if (sums_nodes && place.local_size > 1) node_ = std::make_unique<NodeSum>(numel_, place);
+  if (collective_.SumsNodesFirst() && place.local_size > 1) {
+    node_ = std::make_unique<NodeSum>(numel_, place);
+  }
   if (sparse_ == nullptr) {
     dense_ = std::make_unique<DenseStep>(spec_, place, node_.get(), DenseWorkFor(spec_.device));
     return;
@@ -126,7 +127,7 @@ GradientFault Bucket::Fault(const Kernels& kernels) const {
 
 std::string Bucket::Problem() const {
   if (verdict().IsOverflow()) {
-    const bool nodes = collective_.SumsNodesFirst();
+    const bool nodes = sparse_ != nullptr && collective_.SumsNodesFirst();
     return Concat("the sum of the ", nodes ? "residuals of a node or of all nodes" : "gradients",
                   " in bucket '", spec_.name, "' overflows");
   }

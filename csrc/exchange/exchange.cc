@@ -75,11 +75,9 @@ int Exchange::AddBucket(BucketSpec spec) {
   const std::lock_guard lock(mutex_);
   const int id = first_bucket_ + static_cast<int>(slots_.size());
   NodePlace place = NodePlace::Alone(Rank(), Size());
-  const Collective& collective = FindCollective(spec.collective);
   const int local_size = nodes_.LocalSize().value_or(1);
-  const bool sums_dense_nodes = collective.AsSparse() == nullptr && spec.device.IsCpu() &&
-                                1 < local_size && local_size < Size();
-  if (collective.SumsNodesFirst() || sums_dense_nodes) place = nodes_.PlaceOf(Rank(), Size());
+  const bool sums_nodes = FindCollective(spec.collective).SumsNodesAmong(Size(), local_size);
+  if (spec.device.IsCpu() && sums_nodes) place = nodes_.PlaceOf(Rank(), Size());
   auto slot = std::make_unique<Slot>(this);
   slot->bucket = std::make_unique<Bucket>(id, std::move(spec), place);
   const Device device = slot->bucket->spec().device;

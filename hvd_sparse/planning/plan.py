@@ -12,9 +12,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import ClassVar
 
-from hvd_sparse import records
+from hvd_sparse import _core, records
 from hvd_sparse.buckets import Bucket, Layer, assign_buckets
-from hvd_sparse.collectives import SHARD_SUM
 from hvd_sparse.compression import AUTO, CHOICES, Compression
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.planning.account import WIRES
@@ -100,8 +99,9 @@ class BucketChoice:
             size: Number of ranks.
             local_size: Ranks on a node, as the exchange counts them; 1 if nodes differ.
         """
-        sums_nodes = self.collective == SHARD_SUM and 1 < local_size < size
-        return sums_nodes or self.collective == "hierarchical"
+        return not self.dense and _core.sums_nodes(
+            self.collective, size=size, local_size=local_size
+        )
 
 
 def fixed_choices(layers: Sequence[Layer], compression: Compression) -> tuple[BucketChoice, ...]:

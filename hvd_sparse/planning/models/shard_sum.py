@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hvd_sparse import _core
+from hvd_sparse.collectives import SHARD_SUM
 from hvd_sparse.planning.account import HEADER_BYTES, VALUE_BYTES, Account, Array
 from hvd_sparse.planning.network import Link
 
@@ -23,7 +24,8 @@ def cost(a: Account) -> None:
     local_size, local = network.local_size, network.local
     a.seconds = setting.machine.exchange_overhead + setting.pass_over(a.numel)
     numel, size, link, gap = a.numel, network.size, network.link, network.gap
-    if 1 < local_size < size and local is not None and size % local_size == 0:
+    sums_nodes = _core.sums_nodes(SHARD_SUM, size=size, local_size=local_size)
+    if sums_nodes and local is not None and size % local_size == 0:
         within = 2 * (local_size - 1) * VALUE_BYTES * numel / local_size
         a.send(within, local, 2 * (local_size - 1))
         a.work(2 * setting.pass_over(numel))
