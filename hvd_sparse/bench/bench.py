@@ -1,4 +1,4 @@
-"""Timing for `hvd-sparse bench`: dense allreduce and every collective, side by side.
+"""Timing for `hvd-sparse bench`: dense sums and every sparse collective, side by side.
 
 All methods sum the same gradients and take turns, so that any disturbance of the machines affects
 all of them. A time is the slowest rank's; ranks begin together, after a barrier of their own.
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hvd_sparse import _core
 from hvd_sparse.bench.results import Results, Row, Settings, Timing
-from hvd_sparse.collectives import find_collective
+from hvd_sparse.collectives import SHARD_SUM, find_collective
 from hvd_sparse.errors import HvdSparseError
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
@@ -31,11 +31,13 @@ UNTIMED = 2  # untimed turns: connections open, memory is touched
 # Its choice depends on the gradient alone, so every turn must produce the same bits.
 SPARSIFIER = "top_k"
 
+VALUES = ("float32", "bfloat16", "int8", "int4", "ternary")  # of our dense sum
+
 Array: TypeAlias = NDArray[np.float32]
 
 
 class VerificationError(HvdSparseError):
-    """A collective's sum is not the sum of the entries that left the residuals."""
+    """A collective's sum is not the sum of what left the residuals."""
 
 
 class Ranks(Protocol):
@@ -88,10 +90,16 @@ def _rows_of_size(
 ) -> list[Row]:
     gradient = integer_gradient(numel, ranks.world.rank, ranks.world.size)
     k = settings.k(numel)
-    methods: dict[tuple[str, str], Method] = {("dense", "plain"): Dense(gradient, ranks)}
-    for collective in _core.collectives():
-        for wire in costs.WIRES if costs.possible(collective, cluster.network) else ():
-            methods[collective, wire] = Sparse(gradient, k, collective, wire, ranks, exchange)
+    names = [Name(SHARD_SUM, values=values) for values in VALUES]
+    names += [
+        Name(collective, wire)
+        for collective in _core.collectives()
+        if costs.possible(collective, cluster.network)
+        for wire in costs.WIRES
+    ]
+    methods: dict[Name, Method] = {Name("dense"): Dense(gradient, ranks)}
+    for name in names:
+        methods[name] = OfTheCore(name, gradient, name.k(k, numel), ranks, exchange)
     for method in methods.values():
         method.run()
     _require(ranks, numel, {name: method.verify() for name, method in methods.items()})
@@ -109,6 +117,23 @@ def _rows_of_size(
     reports = ranks.world.allgather_object(turns[UNTIMED:], timed)
     slowest = np.max(np.array(reports), axis=0)  # [repetitions, methods, (selection, total)]
     return _rows(list(methods), slowest, numel, k, cluster)
+
+
+class Name(NamedTuple):
+    """Name of a method: the collective, "dense" for the library's own, and how it sends entries."""
+
+    collective: str
+    wire: str = "plain"
+    values: str = "float32"
+
+    @property
+    def is_dense(self) -> bool:
+        """True if all entries are summed."""
+        return self.collective in costs.DENSE_SUMS
+
+    def k(self, k: int, numel: int) -> int:
+        """Returns the number of entries that each rank sends, k if it selects."""
+        return numel if self.is_dense else k
 
 
 class Method(Protocol):
@@ -147,30 +172,26 @@ class Dense:
         return True
 
 
-class Sparse:
-    """A collective, with error feedback from a residual of zeros."""
+class OfTheCore:
+    """A collective of the core, with error feedback from a residual of zeros."""
 
     def __init__(
-        self,
-        gradient: Array,
-        k: int,
-        collective: str,
-        wire: str,
-        ranks: Ranks,
-        exchange: Exchange,
+        self, name: Name, gradient: Array, k: int, ranks: Ranks, exchange: Exchange
     ) -> None:
         self._gradient, self._k, self._ranks, self._exchange = gradient, k, ranks, exchange
-        self._lossless = find_collective(collective).delivers_all
+        self._is_dense = name.is_dense
+        self._lossless = find_collective(name.collective).delivers_all and name.values == "float32"
         self.sum, self._residual = np.empty_like(gradient), np.empty_like(gradient)
         self._state = np.zeros((1, 4), np.float32)
         self._bucket = exchange.add_bucket(
-            f"{collective}, {wire}, {gradient.size} entries",
+            f"{', '.join(name)}, {gradient.size} entries",
             numels=[gradient.size],
             segments=[gradient.size],
             max_ks=[k],
             sparsifier=as_sparsifier(SPARSIFIER),
-            collective=collective,
-            indices=wire,
+            collective=name.collective,
+            indices=name.wire,
+            values=name.values,
         )
 
     def run(self) -> tuple[float, float]:
@@ -190,7 +211,7 @@ class Sparse:
         stats = self._exchange.wait(self._bucket)
         seconds = time.perf_counter() - start
         self._exchange.commit()
-        return stats.select_seconds, seconds
+        return 0.0 if self._is_dense else stats.select_seconds, seconds
 
     def verify(self) -> bool:
         """Returns true if the dense sum of what left the residuals is the collective's sum."""
@@ -218,24 +239,24 @@ class _Verdict(NamedTuple):
 def _require(
     ranks: Ranks,
     numel: int,
-    right: dict[tuple[str, str], bool],
-    bits: dict[tuple[str, str], int] | None = None,
+    right: dict[Name, bool],
+    bits: dict[Name, int] | None = None,
 ) -> None:
     """Raises on all ranks if a sum is wrong on one of them, or its bits differ. Collective."""
     verdict = _Verdict([*right.values()], [] if bits is None else [bits[name] for name in right])
     verdicts: list[_Verdict] = ranks.world.allgather_object(verdict, _Verdict)
-    for at, (collective, wire) in enumerate(right):
+    for at, name in enumerate(right):
         wrong = [rank for rank, one in enumerate(verdicts) if not one.right[at]]
         differ = bits is not None and len({one.bits[at] for one in verdicts}) > 1
         if wrong or differ:
             where = f"on ranks {wrong}" if wrong else "differs between the ranks"
             raise VerificationError(
-                f"{collective} ({wire}) of {numel} entries came to a wrong sum: {where}"
+                f"{', '.join(name)}: {numel} entries came to a wrong sum: {where}"
             )
 
 
 def _rows(
-    names: Sequence[tuple[str, str]],
+    names: Sequence[Name],
     slowest: NDArray[np.float64],
     numel: int,
     k: int,
@@ -243,24 +264,26 @@ def _rows(
 ) -> list[Row]:
     rows = []
     dense = statistics.median(slowest[:, 0, 1])
-    for at, (collective, wire) in enumerate(names):
+    for at, name in enumerate(names):
         selection, total = slowest[:, at, 0], slowest[:, at, 1]
         cost = costs.cost(
-            collective,
-            k=k,
+            name.collective,
+            k=name.k(k, numel),
             numel=numel,
             network=cluster.network,
             machine=cluster.machine,
-            wire=wire,
+            wire=name.wire,
+            values=name.values,
         )
-        select = 0.0 if collective == "dense" else cluster.machine.select_seconds(numel)
+        select = 0.0 if name.is_dense else cluster.machine.select_seconds(numel)
         timing = Timing.of(total.tolist())
         rows.append(
             Row(
                 numel=numel,
-                k=numel if collective == "dense" else k,
-                collective=collective,
-                wire=wire,
+                k=name.k(k, numel),
+                collective=name.collective,
+                wire=name.wire,
+                values=name.values,
                 exchange=Timing.of((total - selection).tolist()),
                 total=timing,
                 predicted_exchange=cost.seconds,

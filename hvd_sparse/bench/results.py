@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hvd_sparse.collectives import COLLECTIVES, SHARD_SUM
 from hvd_sparse.compression import LAGS
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.planning.cluster import Cluster
@@ -68,9 +69,10 @@ class Row:
 
     Attributes:
         numel: Number of entries of the gradient.
-        k: Number of entries that each rank sends; numel for dense.
+        k: Number of entries that each rank sends; numel if it is a dense sum.
         collective: Name of the collective; "dense" is the allreduce of the ranks' library.
         wire: "plain" or "packed".
+        values: Type of the values in messages.
         exchange: Time from the slowest rank's selection to the slowest rank's sum.
         total: Time with selection.
         predicted_exchange: Prediction of `exchange` by `costs.cost`.
@@ -82,11 +84,22 @@ class Row:
     k: int
     collective: str
     wire: str
+    values: str = "float32"
     exchange: Timing
     total: Timing
     predicted_exchange: float
     predicted_total: float
     speedup: float
+
+    @property
+    def name(self) -> str:
+        """Name of the method, for tables."""
+        parts = [self.collective]
+        if self.wire == "packed":
+            parts.append(self.wire)
+        if self.collective == SHARD_SUM:
+            parts.append(self.values)
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +112,7 @@ class Results:
             "torch.distributed".
         transport: Transport of the sparse exchanges: "mpi" or "tcp".
         cluster: The measured network and machine.
-        rows: Rows by size, in the order asked for, dense first.
+        rows: Rows by size, in the order asked for; first dense, then the core's own dense sum.
     """
 
     settings: Settings
@@ -112,11 +125,15 @@ class Results:
         """Returns the rows of one size."""
         return tuple(row for row in self.rows if row.numel == numel)
 
+    def sparse_at(self, numel: int) -> tuple[Row, ...]:
+        """Returns the rows of one size whose collective takes selected entries."""
+        return tuple(row for row in self.at(numel) if row.collective in COLLECTIVES)
+
 
 def winners(results: Results) -> tuple[int, ...]:
     """Returns, ascending, the sizes at which a collective with selection beat dense."""
     return tuple(
         numel
         for numel in sorted(set(results.settings.numels))
-        if max(row.speedup for row in results.at(numel)) >= WINNING_SPEEDUP
+        if max(row.speedup for row in results.sparse_at(numel)) >= WINNING_SPEEDUP
     )

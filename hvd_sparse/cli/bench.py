@@ -20,6 +20,7 @@ from hvd_sparse.cli import bench_ranks, files
 from hvd_sparse.cli.bench_ranks import Library
 from hvd_sparse.cli.console import wide_console
 from hvd_sparse.cli.numbers import integer, number
+from hvd_sparse.collectives import SHARD_SUM
 from hvd_sparse.compression import LAGS
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.planning.planner import rules_of
@@ -57,7 +58,7 @@ def bench(
         typer.Option(help="What connects the ranks. Default: torch under torchrun, else horovod."),
     ] = None,
 ) -> None:
-    """Measures this cluster, and times every collective beside a dense allreduce.
+    """Measures this cluster, and times every collective, sparse or dense, beside the library's own.
 
     Runs on all ranks of a job: `horovodrun -np 4 hvd-sparse bench`, or without Horovod
     `torchrun --nproc-per-node 4 -m hvd_sparse bench`. The exit status is 1 if a sum was wrong or
@@ -171,7 +172,8 @@ def show_cluster(results: Results, console: Console) -> None:
     for column in ("alpha", "beta", "rate"):
         table.add_column(column, justify="right", no_wrap=True)
     links = [(f"messages to rank r ^ {distance}", link) for distance, link in network.links]
-    for name, link in [*links, (f"dense allreduce of {results.library}", network.dense)]:
+    links.append((f"dense allreduce of {results.library}", network.dense))
+    for name, link in links:
         rate = shown_rate(1 / link.beta) if link.beta else "no limit"
         table.add_row(name, shown_seconds(link.alpha), f"{1e9 * link.beta:.3g} ns/byte", rate)
     if network.gap is not None:
@@ -204,7 +206,7 @@ def show_size(rows: Sequence[Row], console: Console) -> None:
     best = max(rows, key=lambda row: row.speedup)
     for row in rows:
         table.add_row(
-            _name(row),
+            row.name,
             shown_seconds(row.exchange.median),
             _quartiles(row.exchange),
             shown_seconds(row.predicted_exchange),
@@ -220,27 +222,48 @@ def show_size(rows: Sequence[Row], console: Console) -> None:
 
 
 def verdict(results: Results) -> str:
-    """Returns a sentence that says from which size on sparse exchange wins."""
+    """Returns sentences that say from which size on sparse exchange wins, and what our sum does."""
+    sparse, dense = _verdict_on_sparse(results), _verdict_on_dense(results)
+    if dense or winners(results):
+        return f"{sparse}{dense}"
+    return f"Compression will not help here: {sparse[0].lower()}{sparse[1:]}"
+
+
+def _verdict_on_dense(results: Results) -> str:
+    """Returns a sentence about the core's dense sum, with a space before it; "" if it never won."""
+    of_lags = rules_of(LAGS()).dense_values
+    rows = [row for row in results.rows if row.collective == SHARD_SUM and row.values in of_lags]
+    best = max(rows, key=lambda row: row.speedup, default=None)
+    if best is None or best.speedup < WINNING_SPEEDUP:
+        return ""
+    return (
+        f" Of the sums of all entries that LAGS chooses from, {best.name} is {best.speedup:.3g} "
+        f"times as fast as dense at {best.numel:,} entries."
+    )
+
+
+def _verdict_on_sparse(results: Results) -> str:
     numels = sorted(set(results.settings.numels))
     won = winners(results)
     density = f"density {results.settings.density:g}"
     if not won:
         best = max(
-            (row for row in results.rows if row.collective != "dense"), key=lambda row: row.speedup
+            (row for numel in numels for row in results.sparse_at(numel)),
+            key=lambda row: row.speedup,
         )
         return (
-            f"Compression will not help here: at {density} nothing was "
+            f"At {density} no sparse exchange was "
             f"{100 * (WINNING_SPEEDUP - 1):.2g} % faster than dense at any size. The best was "
-            f"{_name(best)} of {best.numel:,} entries, {best.speedup:.3g} times as fast."
+            f"{best.name} of {best.numel:,} entries, {best.speedup:.3g} times as fast."
         )
-    last = max(results.at(won[-1]), key=lambda row: row.speedup)
-    gain = f"{_name(last)} is {last.speedup:.3g} times as fast as dense at {won[-1]:,} entries."
+    last = max(results.sparse_at(won[-1]), key=lambda row: row.speedup)
+    gain = f"{last.name} is {last.speedup:.3g} times as fast as dense at {won[-1]:,} entries."
     of_lags = rules_of(LAGS()).allowed
     if last.collective not in of_lags:
         own = [row for row in results.at(won[-1]) if row.collective in of_lags]
         best = max(own, key=lambda row: row.speedup)
         gain += (
-            f" Of those that LAGS chooses from, {_name(best)} is {best.speedup:.3g} times as fast."
+            f" Of those that LAGS chooses from, {best.name} is {best.speedup:.3g} times as fast."
         )
     if list(won) == numels:
         return f"Sparse exchange wins here at {density} at every size from {won[0]:,} on: {gain}"
@@ -248,10 +271,6 @@ def verdict(results: Results) -> str:
         return f"Sparse exchange wins here at {density} from {won[0]:,} entries on: {gain}"
     sizes = ", ".join(f"{one:,}" for one in won)
     return f"Sparse exchange wins here at {density} for {sizes} entries, not for others: {gain}"
-
-
-def _name(row: Row) -> str:
-    return row.collective + (", packed" if row.wire == "packed" else "")
 
 
 def _quartiles(timing: Timing) -> str:

@@ -8,6 +8,7 @@ from hvd_sparse.bench.results import Results
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; dense has the first.
 COLORS = ("#000000", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#999999")
+MARKERS = "os^"  # of the first lines in all colours, of the next ones, ...
 
 
 def plot_bench(file: Path, results: Results) -> None:
@@ -19,18 +20,16 @@ def plot_bench(file: Path, results: Results) -> None:
     from matplotlib import ticker
 
     figure, axis = plt.subplots(figsize=(8, 5), layout="constrained")
-    names = list(dict.fromkeys(row.collective for row in results.rows))
-    for at, name in enumerate(names):
-        rows = sorted(
-            (row for row in results.rows if row.collective == name and row.wire == "plain"),
-            key=lambda row: row.numel,
-        )
+    plain = sorted((row for row in results.rows if row.wire == "plain"), key=lambda row: row.numel)
+    for at, name in enumerate(dict.fromkeys(row.name for row in plain)):
+        rows = [row for row in plain if row.name == name]
         numels = [row.numel for row in rows]
         measured = [1000 * row.total.median for row in rows]
         low = [1000 * (row.total.median - row.total.low) for row in rows]
         high = [1000 * (row.total.high - row.total.median) for row in rows]
         color = COLORS[at % len(COLORS)]
-        axis.errorbar(numels, measured, yerr=[low, high], color=color, marker="o", label=name)
+        marker = MARKERS[at // len(COLORS)]
+        axis.errorbar(numels, measured, yerr=[low, high], color=color, marker=marker, label=name)
         predicted = [1000 * row.predicted_total for row in rows]
         axis.plot(numels, predicted, color=color, linestyle="--", linewidth=1)
     axis.set_xscale("log")

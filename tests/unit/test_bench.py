@@ -76,10 +76,16 @@ def test_all_ranks_hold_a_row_of_every_method_and_wire(size):
     for numel in settings.numels:
         rows = everybody[0].at(numel)
         assert rows[0].collective == "dense"
-        found = {(row.collective, row.wire) for row in rows[1:]}
+        own, sparse = rows[1:6], rows[6:]
+        assert {row.collective for row in own} == {"shard_sum"}
+        assert [row.values for row in own] == ["float32", "bfloat16", "int8", "int4", "ternary"]
+        assert {row.k for row in own} == {numel}
+        assert all(row.total == row.exchange for row in own)  # nothing is selected
+        found = {(row.collective, row.wire) for row in sparse}
         names = set(_core.collectives()) - {"hierarchical"}  # every rank is a node here
         assert found == {(name, wire) for name in names for wire in ("plain", "packed")}
-        assert {row.k for row in rows[1:]} == {settings.k(numel)}
+        assert {row.k for row in sparse} == {settings.k(numel)}
+        assert {row.values for row in sparse} == {"float32"}
         for row in rows:
             assert 0 < row.exchange.median <= row.total.median
             assert row.total.low <= row.total.median <= row.total.high
@@ -104,11 +110,14 @@ def test_a_wrong_sum_is_an_error_on_all_ranks():
 
 
 def test_ranks_that_hold_other_bits_are_an_error():
-    def dense_sums_of_rank_1(rank, array):
-        if rank == 1 and np.count_nonzero(array) == array.size:
-            array[0] += 1
+    seen = []
 
-    with pytest.raises(VerificationError, match=r"dense \(plain\) of 50 entries .* differs"):
+    def dense_sums_of_rank_1(rank, array):  # but not those that verify other methods
+        if rank == 1:
+            seen.append(array)
+            array[0] += array is seen[0]
+
+    with pytest.raises(VerificationError, match=r"dense, plain, float32: 50 entries .* differs"):
         results_of(Settings(numels=(50,), density=0.1, repetitions=2), 2, dense_sums_of_rank_1)
 
 

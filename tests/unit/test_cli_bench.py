@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from hvd_sparse import cli
 from hvd_sparse.bench import bench
-from hvd_sparse.bench.ranks import horovod_ranks
 from hvd_sparse.bench.results import Results, Row, Settings, Timing, winners
 from hvd_sparse.cli import bench_ranks
 from hvd_sparse.cli.bench import show, verdict
@@ -32,9 +31,10 @@ def row(numel, collective, milliseconds, dense):
     timing = Timing(median=milliseconds / 1e3, low=0.9e-3 * milliseconds, high=2e-3 * milliseconds)
     return Row(
         numel=numel,
-        k=numel if collective == "dense" else numel // 100,
+        k=numel if collective in ("dense", "shard_sum") else numel // 100,
         collective=collective,
         wire="plain",
+        values="int8" if collective == "shard_sum" else "float32",
         exchange=timing,
         total=timing,
         predicted_exchange=milliseconds / 2e3,
@@ -174,8 +174,22 @@ def test_it_is_said_plainly_when_compression_does_not_help():
     assert "gtopk of 2,000 entries, 0.8 times as fast" in verdict(never)
     within_noise = results(n1000=(1.04, 1.0, 2.0))
     assert winners(within_noise) == ()
-    said = "nothing was 5 % faster than dense at any size. The best was gtopk of 1,000 entries,"
-    assert f"{said} 1.04 times as fast" in verdict(within_noise)
+    said = "no sparse exchange was 5 % faster than dense at any size. The best was gtopk of 1,000"
+    assert f"{said} entries, 1.04 times as fast" in verdict(within_noise)
+
+
+@pytest.mark.parametrize("sparse_wins", [True, False])
+def test_a_dense_sum_that_wins_is_named_beside_sparse_exchange(sparse_wins):
+    found = MIXED if sparse_wins else results(n1000=(1.0, 2.0, 1.6), n2000=(1.0, 1.25, 4.0))
+    own = row(2000, "shard_sum", 0.5, 2.0)
+    both = replace(found, rows=(*found.rows, own))
+    named = "chooses from, shard_sum, int8 is 4 times as fast as dense at 2,000 entries."
+    assert winners(both) == winners(found)
+    assert verdict(both).endswith(named)
+    assert verdict(both).startswith("Sparse exchange wins" if sparse_wins else "At density 0.01 no")
+    slow = row(2000, "shard_sum", 2.0, 2.0)
+    for other in (slow, replace(own, values="int4")):  # models learn less with int4
+        assert verdict(replace(found, rows=(*found.rows, other))) == verdict(found)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +254,7 @@ def test_a_wrong_sum_ends_with_status_1(run, monkeypatch):
 def test_without_horovod_and_torch_it_is_said_what_is_missing(missing, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(UnavailableError, match=r"takes Horovod with PyTorch .*hvd-sparse doctor"):
-        horovod_ranks()
+        bench_ranks.ranks_of(Library.HOROVOD)
 
 
 def test_under_torchrun_it_is_said_that_torch_is_missing(monkeypatch):
