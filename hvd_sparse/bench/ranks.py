@@ -1,8 +1,7 @@
-"""The ranks of `hvd-sparse bench`, whichever library runs them; among them Horovod's."""
+"""The ranks of `hvd-sparse bench`, whichever library runs them."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -10,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_sparse.bench.bench import SPARSIFIER
-from hvd_sparse.errors import UnavailableError
 from hvd_sparse.exchange.exchange import Exchange
+from hvd_sparse.places.place import OnCpu
 from hvd_sparse.planning.cluster import Cluster
-from hvd_sparse.ranks.world import World
+from hvd_sparse.ranks.host import Host
 from hvd_sparse.sparsifiers import as_sparsifier
 from hvd_sparse.tuning.measure import measure_machine, measure_network, slowest_machine
 
@@ -24,15 +23,15 @@ class JobRanks:
     """All ranks of this job; constructed by all of them together.
 
     Args:
-        world: The ranks.
-        library: Name of the library that runs them, for messages to the user.
+        host: The library that runs them.
         allreduce: That library's sum of an array over all ranks, in place.
     """
 
-    def __init__(self, world: World, library: str, allreduce: Callable[[Array], None]) -> None:
-        self.world = world
-        self.library = library
+    def __init__(self, host: Host, allreduce: Callable[[Array], None]) -> None:
+        self._host = host
         self._sum = allreduce
+        self.world = host.world()
+        self.library = host.name
         self._exchange: Exchange | None = None
 
     def connect(self) -> Exchange:
@@ -69,32 +68,7 @@ class JobRanks:
         """Sums an array over all ranks by their library, in place."""
         self._sum(array)
 
-    def _allreduce_seconds(self, nbytes: int) -> float:
-        """Returns the seconds that the library takes to sum `nbytes` bytes."""
-        array = np.zeros(nbytes // 4, np.float32)
-        start = time.perf_counter()
-        self.allreduce(array)
-        return time.perf_counter() - start
-
-
-def horovod_ranks() -> JobRanks:
-    """Returns the ranks of Horovod, by way of PyTorch. Collective.
-
-    Raises:
-        UnavailableError: PyTorch or Horovod is missing.
-    """
-    try:
-        import horovod.torch as hvd
-        import torch
-    except ImportError as error:
-        raise UnavailableError(
-            f"hvd-sparse bench takes Horovod with PyTorch ({error}), or PyTorch alone under "
-            "torchrun; `hvd-sparse doctor` says what is missing"
-        ) from None
-    hvd.init()
-    torch.set_num_threads(1)
-
-    def allreduce(array: Array) -> None:
-        hvd.allreduce_(torch.from_numpy(array), name="hvd_sparse.bench", op=hvd.Sum)
-
-    return JobRanks(World.from_horovod(hvd, hvd.global_process_set), "Horovod", allreduce)
+    def _allreduce_seconds(self, nbytes: int, values: str) -> float:
+        """Returns the seconds that the library takes to sum `nbytes` bytes of a type."""
+        name = f"hvd_sparse.bench.{values}"
+        return self._host.timed_sum(nbytes, values, name, OnCpu()).result()

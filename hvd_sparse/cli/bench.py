@@ -173,6 +173,8 @@ def show_cluster(results: Results, console: Console) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     links = [(f"messages to rank r ^ {distance}", link) for distance, link in network.links]
     links.append((f"dense allreduce of {results.library}", network.dense))
+    if network.dense16 is not None:
+        links.append(("the same in float16, with casts", network.dense16))
     for name, link in links:
         rate = shown_rate(1 / link.beta) if link.beta else "no limit"
         table.add_row(name, shown_seconds(link.alpha), f"{1e9 * link.beta:.3g} ns/byte", rate)

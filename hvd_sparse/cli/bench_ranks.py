@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from hvd_sparse.errors import UnavailableError
 
 if TYPE_CHECKING:
-    from hvd_sparse.bench.ranks import Array, JobRanks
+    from hvd_sparse.bench.ranks import JobRanks
+    from hvd_sparse.pytorch.host import TorchHost
 
 _OF_TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _OF_MPI = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
@@ -47,10 +48,26 @@ def ranks_of(library: Library) -> JobRanks:
         UnavailableError: PyTorch or the library is missing, or torch.distributed cannot connect
             the ranks.
     """
-    # Imported here, so that the other commands work without the core or Horovod.
-    from hvd_sparse.bench.ranks import horovod_ranks
+    return _horovod_ranks() if library is Library.HOROVOD else _torch_ranks()
 
-    return horovod_ranks() if library is Library.HOROVOD else _torch_ranks()
+
+# The libraries are imported here, so that the other commands work without them or the core.
+
+
+def _horovod_ranks() -> JobRanks:
+    try:
+        import horovod.torch as hvd
+        import torch
+
+        from hvd_sparse.torch.host import HorovodHost
+    except ImportError as error:
+        raise UnavailableError(
+            f"hvd-sparse bench takes Horovod with PyTorch ({error}), or PyTorch alone under "
+            "torchrun; `hvd-sparse doctor` says what is missing"
+        ) from None
+    hvd.init()
+    torch.set_num_threads(1)
+    return _job_ranks(HorovodHost())
 
 
 def _torch_ranks() -> JobRanks:
@@ -58,9 +75,7 @@ def _torch_ranks() -> JobRanks:
         import torch
         import torch.distributed as dist
 
-        from hvd_sparse.bench.ranks import JobRanks
         from hvd_sparse.ddp.host import GroupHost
-        from hvd_sparse.exchange.reduction import Reduction
     except ImportError as error:
         raise UnavailableError(
             f"hvd-sparse bench under torchrun takes PyTorch ({error}); `hvd-sparse doctor` says "
@@ -71,10 +86,18 @@ def _torch_ranks() -> JobRanks:
     except (ValueError, RuntimeError) as error:  # a variable is missing; nobody has answered
         raise UnavailableError(f"torch.distributed cannot connect the ranks: {error}") from None
     torch.set_num_threads(1)
-    host = GroupHost()
+    return _job_ranks(GroupHost())
+
+
+def _job_ranks(host: TorchHost) -> JobRanks:
+    import torch
+
+    from hvd_sparse.bench.ranks import Array, JobRanks
+    from hvd_sparse.exchange.reduction import Reduction
+
     plain_sum = Reduction(averages=False, gradient_predivide_factor=1.0)
 
     def allreduce(array: Array) -> None:
         host.reduce(torch.from_numpy(array), "hvd_sparse.bench", plain_sum).result()
 
-    return JobRanks(host.world(), host.name, allreduce)
+    return JobRanks(host, allreduce)

@@ -21,7 +21,7 @@ from hvd_sparse.cli.plot import plot_plan
 from hvd_sparse.compression import LAGS
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.places.place import OnCpu, OnDevice
-from hvd_sparse.planning import planner
+from hvd_sparse.planning import in_16_bits, planner
 from hvd_sparse.planning.cluster import Cluster
 from hvd_sparse.planning.explanation import explain
 from hvd_sparse.planning.network import Link, Network
@@ -133,6 +133,7 @@ def account(made: Plan, here: Profile, rules: Rules) -> dict[str, Any]:
         "sparse": not made.dense,
         "step_seconds": made.step_seconds,
         "dense_seconds": made.dense_seconds,
+        "dense16_seconds": in_16_bits.host_step(here),
         "compute_seconds": made.compute_seconds,
         "speedup": made.speedup,
         "efficiency": made.efficiency,
@@ -160,6 +161,9 @@ def show(made: Plan, here: Profile, console: Console, *, assumed: bool, rules: R
     """Prints the buckets, the predicted steps and the verdict."""
     console.print(f"[bold]{title(here)}[/]\n", soft_wrap=True)
     steps = {"compute only": made.compute_seconds, "dense": made.dense_seconds}
+    narrow = in_16_bits.host_step(here)
+    if narrow is not None:
+        steps["dense, float16"] = narrow
     if made.dense:
         best = planner.make_plan(here, replace(rules, dense=False))
         steps["best sparse plan"] = best.step_seconds

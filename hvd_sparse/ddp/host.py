@@ -207,9 +207,9 @@ class GroupHost:
         work = dist.all_reduce(_scaled(tensor, before), group=self._group, async_op=True)
         return _Pending(work, name, lambda: _scaled(tensor, after))
 
-    def timed_sum(self, nbytes: int, name: str, place: Place) -> _Pending[float]:
-        """Sums so many bytes of float32 at a place; the result is the time in seconds."""
-        timed = Timed(nbytes, place)
+    def timed_sum(self, nbytes: int, values: str, name: str, place: Place) -> _Pending[float]:
+        """Sums so many bytes at a place; the result is the time in seconds."""
+        timed = Timed(nbytes, values, place)
         work = dist.all_reduce(timed.tensor, group=self._group, async_op=True)
         return _Pending(work, name, timed.seconds)
 

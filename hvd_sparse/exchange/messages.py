@@ -61,14 +61,16 @@ class Messages:
         """Returns the sum of all ranks' float32 arrays, flat and of one length. Blocks."""
         return self.wait_for(self._host.add_up(array, f"{self._prefix}.quality"))
 
-    def timed_sum(self, nbytes: int, place: Place) -> float:
-        """Returns the seconds that the host takes to sum so many bytes of float32. Blocks.
+    def timed_sum(self, nbytes: int, values: str, place: Place) -> float:
+        """Returns the seconds that the host takes to sum so many bytes. Blocks.
 
         Args:
             nbytes: Bytes of each rank's tensor.
+            values: Type of its elements, see `Host.timed_sum`.
             place: The place of the gradients, where the tensor lies.
         """
-        return self.wait_for(self._host.timed_sum(nbytes, f"{self._prefix}.allreduce", place))
+        name = f"{self._prefix}.allreduce.{values}"
+        return self.wait_for(self._host.timed_sum(nbytes, values, name, place))
 
     def wait_for(self, pending: Pending[_Result]) -> _Result:
         """Waits for an operation of the host's and returns its result.

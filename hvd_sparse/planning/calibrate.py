@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from hvd_sparse.planning.network import Link
 from hvd_sparse.planning.pipeline import simulate, simulate_dense
 from hvd_sparse.planning.plan import Plan
 from hvd_sparse.planning.profile import Profile
@@ -21,7 +20,8 @@ def calibrated(profile: Profile, dense_step: float) -> Profile:
 
     The network's `dense` was fitted to a few tensors of 4 MB at most, with nothing beside them. A
     step's own allreduces are longer, fused, and share cores and cables with other work. Both
-    numbers of the line are scaled alike, by a factor of `LARGEST_FACTOR` at most.
+    numbers of the line, and of the one in 16 bits, are scaled alike, by a factor of
+    `LARGEST_FACTOR` at most.
 
     Args:
         profile: The profile, with the network as it was fitted.
@@ -29,9 +29,14 @@ def calibrated(profile: Profile, dense_step: float) -> Profile:
     """
 
     def scaled(logarithm: float) -> Profile:
-        dense, factor = profile.network.dense, math.exp(logarithm)
-        link = Link(alpha=factor * dense.alpha, beta=factor * dense.beta)
-        return replace(profile, network=replace(profile.network, dense=link))
+        network, factor = profile.network, math.exp(logarithm)
+        dense16 = network.dense16
+        found = replace(
+            network,
+            dense=network.dense.times(factor, factor),
+            dense16=None if dense16 is None else dense16.times(factor, factor),
+        )
+        return replace(profile, network=found)
 
     limit = math.log(LARGEST_FACTOR)
     return scaled(_inverse(lambda x: simulate_dense(scaled(x)).step, dense_step, -limit, limit))
@@ -64,13 +69,6 @@ def delayed(
     machine = profile.machine
     overhead = machine.exchange_overhead + _inverse(step, sparse_step, 0.0, sparse_step)
     return replace(profile, machine=replace(machine, exchange_overhead=overhead))
-
-
-def half_as_wide(profile: Profile) -> Profile:
-    """Returns the profile in which dense gradients have half as many bytes."""
-    dense = profile.network.dense
-    half = Link(alpha=dense.alpha, beta=dense.beta / 2)
-    return replace(profile, network=replace(profile.network, dense=half))
 
 
 def _inverse(function: Callable[[float], float], value: float, low: float, high: float) -> float:

@@ -31,6 +31,10 @@ class Link:
         """Returns the seconds that `nbytes` bytes take."""
         return self.alpha + self.beta * nbytes
 
+    def times(self, alpha: float, beta: float) -> Link:
+        """Returns the line whose numbers are these multiples of its own."""
+        return Link(alpha=alpha * self.alpha, beta=beta * self.beta)
+
 
 Links: TypeAlias = tuple[tuple[int, Link], ...]
 
@@ -74,7 +78,10 @@ class Network:
         local_size: Ranks on one node; rank r is on node r // local_size.
         links: (distance, link) for partners that are 1, 2, 4, ... ranks away, ascending. Measured
             while every rank swaps with its partner, so that ranks that share a cable share it here.
-        dense: Horovod's dense allreduce between these ranks, over the bytes of its tensor.
+        dense: The host's dense allreduce of float32 between these ranks, over the bytes of its
+            tensor.
+        dense16: The host's allreduce of float16, with the casts from float32 and back, over the
+            bytes of its tensor; None: not timed.
         local: The link between two ranks of one node; None: not known.
         gap: Seconds, without its bytes, that each further message to another rank adds when several
             are sent at once; None: as much as the first one, the alpha of `link`.
@@ -86,6 +93,7 @@ class Network:
     local_size: int = 1
     links: Links
     dense: Link
+    dense16: Link | None = None
     local: Link | None = None
     gap: float | None = None
     devices: GpuLinks | None = None
@@ -119,7 +127,7 @@ class Network:
     def scaled(self, size: int) -> Network:
         """Returns this network with another number of ranks.
 
-        Every distance gets the worst link, also between devices. The dense allreduce keeps its time
+        Every distance gets the worst link, also between devices. Dense allreduces keep their time
         per step and per byte of a ring: 2 (P - 1) steps, 2 (P - 1) / P of the bytes.
 
         Raises:
@@ -131,6 +139,7 @@ class Network:
             raise InvalidArgumentError("a Network of 1 rank cannot be scaled to more: it was alone")
         steps = (size - 1) / (self.size - 1)
         share = steps * self.size / size
+        dense16 = self.dense16
         devices = self.devices
         if devices is not None:
             devices = replace(devices, links=_every_distance(size, devices.link))
@@ -138,7 +147,8 @@ class Network:
             size=size,
             local_size=min(self.local_size, size),
             links=_every_distance(size, self.link),
-            dense=Link(alpha=self.dense.alpha * steps, beta=self.dense.beta * share),
+            dense=self.dense.times(steps, share),
+            dense16=None if dense16 is None else dense16.times(steps, share),
             local=self.local,
             gap=self.gap,
             devices=devices,
@@ -156,7 +166,7 @@ class Network:
     ) -> Network:
         """Makes a network from plain numbers: the same link everywhere, dense as an ideal ring.
 
-        Devices are not connected.
+        Devices are not connected, and nothing is said of sums in 16 bits.
 
         Args:
             size: Number of ranks.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.planning.account import VALUE_BYTES
+from hvd_sparse.planning.network import Link
 from hvd_sparse.planning.profile import Profile
 
 FUSION_BYTES = 64 << 20
@@ -123,19 +124,28 @@ def simulate(
     )
 
 
-def simulate_dense(profile: Profile, *, fusion_bytes: int = FUSION_BYTES) -> SimulatedStep:
+def simulate_dense(
+    profile: Profile,
+    *,
+    fusion_bytes: int = FUSION_BYTES,
+    allreduce: Link | None = None,
+    value_bytes: int = VALUE_BYTES,
+) -> SimulatedStep:
     """Simulates one step under Horovod's dense allreduce with tensor fusion.
 
     Whenever the network is free, the ready gradients are sent together, in ready order, up to the
     size of the fusion buffer; a larger gradient is sent alone.
 
     Args:
-        profile: The profile, whose network's `dense` gives the time of an allreduce.
+        profile: The profile.
         fusion_bytes: Size of the fusion buffer; 0: no fusion.
+        allreduce: The time of an allreduce; None: the network's `dense`.
+        value_bytes: Bytes of an entry in it.
 
     Returns:
         The step; its buckets are the gradients that were sent together.
     """
+    link = profile.network.dense if allreduce is None else allreduce
     clock, ready = profile.forward, []
     for layer in profile.layers:
         clock += layer.backward
@@ -145,13 +155,13 @@ def simulate_dense(profile: Profile, *, fusion_bytes: int = FUSION_BYTES) -> Sim
     first = 0
     while first < len(ready):
         start = max(network, ready[first])
-        last, nbytes = first + 1, VALUE_BYTES * profile.layers[first].numel
+        last, nbytes = first + 1, value_bytes * profile.layers[first].numel
         while last < len(ready) and ready[last] <= start:
-            more = VALUE_BYTES * profile.layers[last].numel
+            more = value_bytes * profile.layers[last].numel
             if nbytes + more > fusion_bytes:
                 break
             last, nbytes = last + 1, nbytes + more
-        network = start + profile.network.dense.seconds(nbytes)
+        network = start + link.seconds(nbytes)
         there = ready[last - 1]
         buckets.append(
             BucketTimes(layers=last - first, ready=there, selected=there, start=start, end=network)

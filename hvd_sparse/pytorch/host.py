@@ -8,27 +8,34 @@ from typing import Any, Protocol
 import torch
 
 from hvd_sparse.exchange.reduction import Reduction
+from hvd_sparse.places.buffer import BYTES
 from hvd_sparse.places.place import Place
 from hvd_sparse.ranks.host import Host, Pending
 
 
 class Timed:
-    """A tensor of zeros, and the time of an operation on it that begins at once.
+    """A tensor for an operation that begins at once, and the time that it takes.
+
+    The tensor is cast from float32 before, and back afterwards. It holds ones: zeros may be added
+    faster where float16 is summed in software.
 
     Args:
-        nbytes: Bytes of the tensor, which is float32.
+        nbytes: Bytes of the tensor.
+        values: Type of its elements, "float32" or "float16".
         place: The place of the tensor.
     """
 
-    def __init__(self, nbytes: int, place: Place) -> None:
-        self.tensor = torch.zeros(nbytes // 4, dtype=torch.float32, device=place.device)
+    def __init__(self, nbytes: int, values: str, place: Place) -> None:
+        ones = torch.ones(nbytes // BYTES[values], dtype=torch.float32, device=place.device)
         self._clock = place.clock
         self._made = self._clock.mark()
         self._clock.seconds(self._made, self._made)  # waits for the tensor
         self._begin = self._clock.mark()
+        self.tensor = ones.to(getattr(torch, values))
 
     def seconds(self) -> float:
         """Returns the seconds until now, once the operation has ended."""
+        self.tensor.to(torch.float32)
         end = self._clock.mark()
         found = self._clock.seconds(self._begin, end)
         self._clock.release([self._made, self._begin, end])

@@ -234,7 +234,7 @@ def _build(
         measurer=Measurer(
             world,
             between,
-            allreduce=lambda nbytes: messages.timed_sum(nbytes, place),
+            allreduce=lambda nbytes, values: messages.timed_sum(nbytes, values, place),
             place=place,
         ),
     )

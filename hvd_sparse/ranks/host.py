@@ -53,5 +53,13 @@ class Host(Protocol):
     def add_up(self, array: NDArray[Any], name: str) -> Pending[NDArray[Any]]:
         """Sums arrays over the ranks."""
 
-    def timed_sum(self, nbytes: int, name: str, place: Place) -> Pending[float]:
-        """Sums so many bytes of float32 at a place, dense; the result is the time in seconds."""
+    def timed_sum(self, nbytes: int, values: str, name: str, place: Place) -> Pending[float]:
+        """Sums so many bytes at a place, dense; the result is the time in seconds.
+
+        Args:
+            nbytes: Bytes of each rank's tensor.
+            values: Type of its elements, "float32" or "float16". The time of float16 includes the
+                casts from float32 and back.
+            name: Name of the operation.
+            place: Where the tensor lies.
+        """

@@ -142,7 +142,7 @@ class GradientExchange:
         self._measurer = Measurer(
             self.world,
             self._exchange,
-            allreduce=lambda nbytes: messages.timed_sum(nbytes, place),
+            allreduce=lambda nbytes, values: messages.timed_sum(nbytes, values, place),
             place=place,
         )
         self._meter = QualityMeter(

@@ -136,9 +136,9 @@ class HorovodHost:
         )
         return _Pending(handle, name, lambda same: same)
 
-    def timed_sum(self, nbytes: int, name: str, place: Place) -> _Pending[float]:
-        """Sums so many bytes of float32 at a place; the result is the time in seconds."""
-        timed = Timed(nbytes, place)
+    def timed_sum(self, nbytes: int, values: str, name: str, place: Place) -> _Pending[float]:
+        """Sums so many bytes at a place; the result is the time in seconds."""
+        timed = Timed(nbytes, values, place)
         handle = hvd_ops.allreduce_async_(
             timed.tensor, name=name, op=hvd_ops.Sum, process_set=self._process_set
         )

@@ -27,8 +27,11 @@ _SPREAD_BYTES = min(_SWAPS)
 _SPREADS = 7
 # Horovod's cycle time unless HOROVOD_CYCLE_TIME sets another.
 _CYCLE_SECONDS = 1e-3
-# Number of allreduces by bytes of a tensor.
-_ALLREDUCES = {4 << 10: 7, 256 << 10: 5, 4 << 20: 3}
+# Number of allreduces by bytes of a tensor, for each type of values.
+_ALLREDUCES = {
+    "float32": {4 << 10: 7, 256 << 10: 5, 4 << 20: 3},
+    "float16": {4 << 10: 3, 1 << 20: 3},
+}
 
 # Entries of the test buckets: not much beyond the caches, where a machine is slower, nor within.
 _NUMEL = 1 << 21
@@ -62,7 +65,9 @@ def fit_link(seconds: Mapping[int, float]) -> Link:
     return Link(alpha=alpha, beta=beta)
 
 
-def measure_network(exchange: Exchange, world: World, allreduce: Callable[[int], float]) -> Network:
+def measure_network(
+    exchange: Exchange, world: World, allreduce: Callable[[int, str], float]
+) -> Network:
     """Measures the network between the ranks of an exchange, all sending at once. Collective.
 
     Every rank swaps with the partners that an exchange has, 1, 2, 4, ... ranks away, and then sends
@@ -71,7 +76,7 @@ def measure_network(exchange: Exchange, world: World, allreduce: Callable[[int],
     Args:
         exchange: The exchange, with no bucket in flight.
         world: The ranks of the exchange.
-        allreduce: Lets Horovod sum a float32 tensor of that many bytes; returns the seconds.
+        allreduce: Lets the host sum a tensor of that many bytes and that type; returns the seconds.
 
     Returns:
         The network, the same on all ranks.
@@ -96,16 +101,11 @@ def measure_network(exchange: Exchange, world: World, allreduce: Callable[[int],
         # Distances are measured one after the other, on all ranks.
         world.allgather_object(distance, int)
     times.append([_spread_seconds(exchange) if exchange.spread_peers > 1 else 0.0])
-    allreduce(min(_ALLREDUCES))
-    times.append(
-        [
-            statistics.median(_after_a_pause(allreduce, nbytes, i / count) for i in range(count))
-            for nbytes, count in _ALLREDUCES.items()
-        ]
-    )
+    allreduce(min(_ALLREDUCES["float32"]), "float32")  # opens the connections
+    times += [_allreduce_seconds(allreduce, values) for values in _ALLREDUCES]
     gathered = world.allgather_object(times, list[list[float]])
     tables = zip(*gathered, strict=True)
-    *swaps, (spread,), allreduces = [_largest(rows) for rows in tables]
+    *swaps, (spread,), dense, dense16 = [_largest(rows) for rows in tables]
     links = [fit_link(dict(zip(_SWAPS, row, strict=True))) for row in swaps]
     gap = None
     if exchange.spread_peers > 1:
@@ -116,7 +116,8 @@ def measure_network(exchange: Exchange, world: World, allreduce: Callable[[int],
         size=world.size,
         local_size=local,
         links=tuple(zip(distances, links, strict=True)),
-        dense=fit_link(dict(zip(_ALLREDUCES, allreduces, strict=True))),
+        dense=fit_link(dict(zip(_ALLREDUCES["float32"], dense, strict=True))),
+        dense16=fit_link(dict(zip(_ALLREDUCES["float16"], dense16, strict=True))),
         local=_local_link([table[0] for table in gathered], local)
         if 1 < local < world.size
         else None,
@@ -152,14 +153,20 @@ def _spread_seconds(exchange: Exchange) -> float:
     return statistics.median(exchange.spread(_SPREAD_BYTES, _SPREADS))
 
 
-def _after_a_pause(allreduce: Callable[[int], float], nbytes: int, share: float) -> float:
-    """Returns the seconds of an allreduce that begins after a share of Horovod's cycle.
+def _allreduce_seconds(allreduce: Callable[[int, str], float], values: str) -> list[float]:
+    """Returns the median seconds of the host's allreduces of a type, by bytes of a tensor.
 
     Horovod looks for tensors once a cycle. An allreduce right after another one would always just
-    miss it; in training they come at any time.
+    miss it; in training they come at any time, and so these begin after parts of a cycle.
     """
-    time.sleep(share * _CYCLE_SECONDS)
-    return allreduce(nbytes)
+    medians = []
+    for nbytes, count in _ALLREDUCES[values].items():
+        times = []
+        for i in range(count):
+            time.sleep(i / count * _CYCLE_SECONDS)
+            times.append(allreduce(nbytes, values))
+        medians.append(statistics.median(times))
+    return medians
 
 
 def measure_machine(sparsifier: Sparsifier, place: Place | None = None) -> Machine:

@@ -24,7 +24,7 @@ class Measurer:
     Args:
         world: The ranks.
         exchange: The exchange between them.
-        allreduce: Lets Horovod sum a float32 tensor of that many bytes; returns the seconds.
+        allreduce: Lets the host sum a tensor of that many bytes and that type; returns the seconds.
         place: Device of the gradients; None: the CPU.
 
     Attributes:
@@ -36,7 +36,7 @@ class Measurer:
         world: World,
         exchange: Exchange,
         *,
-        allreduce: Callable[[int], float],
+        allreduce: Callable[[int, str], float],
         place: Place | None = None,
     ) -> None:
         self._world = world

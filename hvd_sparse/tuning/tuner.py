@@ -26,9 +26,9 @@ from hvd_sparse.buckets import Layer
 from hvd_sparse.compression import Compression
 from hvd_sparse.places.place import OnCpu, Place
 from hvd_sparse.places.step_clock import Reading
-from hvd_sparse.planning.calibrate import calibrated, delayed, half_as_wide
+from hvd_sparse.planning import in_16_bits
+from hvd_sparse.planning.calibrate import calibrated, delayed
 from hvd_sparse.planning.network import Network
-from hvd_sparse.planning.pipeline import simulate_dense
 from hvd_sparse.planning.plan import BucketPlan, Plan
 from hvd_sparse.planning.planner import Rules, make_plan, rules_of
 from hvd_sparse.planning.profile import Machine, Profile
@@ -107,11 +107,12 @@ class Tuning:
 
     @property
     def dense16_seconds(self) -> float | None:
-        """Predicted time of a dense step whose float32 gradients travel in 16 bits, at best.
+        """Time of a dense step of float32 gradients that the host sums in 16 bits.
 
-        The bytes are halved, and rounding costs nothing. None before the first plan.
+        Simulated with the host's sums of float16, which were timed. None before the first plan, or
+        if they were not timed.
         """
-        return None if self.profile is None else simulate_dense(half_as_wide(self.profile)).step
+        return None if self.profile is None else in_16_bits.host_step(self.profile)
 
 
 # Fields of a Tuning that a checkpoint contains as they are.
@@ -401,17 +402,11 @@ def verdict(tuning: Tuning) -> tuple[int, str]:
         f"a step takes {_shown(tuning.sparse_seconds)} sparse, {dense} dense "
         f"(predicted {_shown(plan.step_seconds)}, {_shown(plan.dense_seconds)})"
     )
+    narrow = _narrow(tuning)
     if tuning.sparse:
         waits = f"an entry waits {plan.waits:.3g} steps on average"
-        narrow, sparse = tuning.dense16_seconds, tuning.sparse_seconds
-        said = f"gradients travel sparse: {found}; {waits}"
-        if narrow is None or sparse is None or narrow >= sparse:
-            return logging.INFO, said
-        return logging.WARNING, (
-            f"{said}. If they are float32, a dense step in 16 bits could take "
-            f"{shown_seconds(narrow)}: time that, too, by Horovod's Compression.fp16 or DDP's "
-            "bf16_compress_hook"
-        )
+        level = logging.WARNING if narrow else logging.INFO
+        return level, f"gradients travel sparse: {found}; {waits}{narrow}"
     if plan.dense:
         margin, found = Rules.margin, f"a step takes {dense}, and no sparse plan is predicted to be"
     else:
@@ -419,6 +414,30 @@ def verdict(tuning: Tuning) -> tuple[int, str]:
     return logging.WARNING, (
         f"gradients travel dense: {found} {100 * margin:g} % faster. Compression helps on slower "
         "networks or with larger models; adaptive=False sends sparse gradients all the same"
+        f"{narrow}"
+    )
+
+
+def _narrow(tuning: Tuning) -> str:
+    """Returns a sentence about dense steps in 16 bits if they are faster by the margin; else ""."""
+    narrow = tuning.dense16_seconds
+    step = tuning.sparse_seconds if tuning.sparse else tuning.dense_seconds
+    if narrow is None or step is None or narrow >= (1 - MARGIN) * step:
+        return ""
+    assert tuning.profile is not None
+    own = in_16_bits.own_step(tuning.profile)
+    ours = (
+        ""
+        if own is None
+        else (
+            'compression=Dense(values="bfloat16"), which keeps rounding errors and is predicted '
+            f"to take {shown_seconds(own)}, or "
+        )
+    )
+    return (
+        f". If gradients are float32, a dense step in 16 bits takes {shown_seconds(narrow)} "
+        f"(simulated with sums of float16 that were timed), and this one {shown_seconds(step)}: "
+        f"use {ours}Horovod's Compression.fp16 or DDP's fp16_compress_hook"
     )
 
 

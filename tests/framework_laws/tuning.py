@@ -116,6 +116,8 @@ def test_what_was_measured_and_decided_is_the_same_on_all_ranks(framework, verdi
     assert [layer.name for layer in found.profile.layers] == ["last", "second", "first"]
     assert found.network.size == framework.size
     assert found.network.dense.seconds(1 << 20) > 0
+    assert found.network.dense16.seconds(1 << 20) > 0
+    assert found.dense16_seconds > 0
 
 
 @pytest.mark.usefixtures("several_ranks")

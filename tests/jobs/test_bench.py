@@ -42,6 +42,7 @@ def test_a_bench_times_every_collective_and_saves_what_a_plan_takes(tmp_path, ra
     measured = Cluster.load(saved)
     assert measured.network.size == ranks
     assert measured.network.dense.seconds(1 << 20) > 0
+    assert measured.network.dense16.seconds(1 << 20) > 0
     assert measured.machine.exchange_overhead > 0
 
     deep_profile(5).save(model)
@@ -63,7 +64,9 @@ def test_a_bench_under_torchrun_compares_with_torch_distributed(tmp_path):
     assert (found["library"], found["transport"]) == ("torch.distributed", "tcp")
     named = {row["collective"] for row in found["rows"]}
     assert named == {"dense", "shard_sum", *COLLECTIVES} - {"hierarchical"}
-    assert Cluster.load(saved).network.dense.seconds(1 << 20) > 0
+    network = Cluster.load(saved).network
+    assert network.dense.seconds(1 << 20) > 0
+    assert network.dense16.seconds(1 << 20) > 0
 
 
 def test_a_wrong_option_under_torchrun_is_explained(tmp_path):

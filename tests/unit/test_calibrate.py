@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hvd_sparse.planning.calibrate import LARGEST_FACTOR, calibrated, delayed
+from hvd_sparse.planning.network import Link
 from hvd_sparse.planning.pipeline import simulate, simulate_dense
 from hvd_sparse.planning.planner import Rules, make_plan
 from tests.profiles import deep_profile, gigabits, profile_of
@@ -15,12 +16,16 @@ from tests.profiles import deep_profile, gigabits, profile_of
 @pytest.mark.parametrize("factor", [0.3, 0.9, 1.0, 1.4, 6.0])
 def test_the_simulated_dense_step_becomes_the_measured_one(factor):
     profile = deep_profile(40)
+    narrow = Link(alpha=1e-3, beta=7e-9)
+    profile = replace(profile, network=replace(profile.network, dense16=narrow))
     exposed = simulate_dense(profile).step - profile.compute
     measured = profile.compute + factor * exposed
     found = calibrated(profile, measured)
     assert simulate_dense(found).step == pytest.approx(measured, rel=1e-3)
     ratio = found.network.dense.beta / profile.network.dense.beta
     assert found.network.dense.alpha == pytest.approx(ratio * profile.network.dense.alpha)
+    assert found.network.dense16.alpha == pytest.approx(ratio * narrow.alpha)
+    assert found.network.dense16.beta == pytest.approx(ratio * narrow.beta)
     assert found.layers == profile.layers
     assert found.network.links == profile.network.links
 

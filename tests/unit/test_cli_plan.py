@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -76,6 +77,18 @@ def test_a_measured_cluster_replaces_network_and_machine_of_the_profile(run, tmp
     more = answer(run("--json", "--network", str(file), "--ranks", "16"))
     scaled = here.with_model_of(deep_profile(40)).scaled(size=16)
     assert more["step_seconds"] == make_plan(scaled, RULES).step_seconds
+
+
+def test_a_dense_step_in_float16_is_shown_where_it_was_timed(run, tmp_path):
+    file = tmp_path / "cluster.json"
+    network = gigabits(0.1, 8)
+    Cluster(network=replace(network, dense16=network.dense), machine=IDLE).save(file)
+    found = answer(run("--json", "--network", str(file)))
+    assert found["compute_seconds"] < found["dense16_seconds"] < found["dense_seconds"]
+    shown = f"dense, float16 {1000 * found['dense16_seconds']:.4g} ms"
+    assert shown in said(run("--network", str(file)))
+    assert answer(run("--json"))["dense16_seconds"] is None
+    assert "dense, float16" not in run().output
 
 
 def test_options_pin_the_plan(run):

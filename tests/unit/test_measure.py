@@ -116,13 +116,15 @@ def test_every_distance_of_a_network_is_measured_alike_on_all_ranks(size, distan
             world = World(
                 rank, size, allgather=lambda array, _: np.concatenate(together(rank, array))
             )
-            return measure_network(exchange, world, lambda nbytes: 1e-4 + 1e-9 * nbytes)
+            return measure_network(exchange, world, _allreduce_seconds)
 
         networks = list(threads.map(one, range(size)))
     assert all(network == networks[0] for network in networks)
     assert [distance for distance, _ in networks[0].links] == distances
     assert networks[0].dense.alpha == pytest.approx(1e-4)
     assert networks[0].dense.beta == pytest.approx(1e-9)
+    assert networks[0].dense16.alpha == pytest.approx(3e-4)
+    assert networks[0].dense16.beta == pytest.approx(3e-9)
     assert networks[0].local is None
     assert (networks[0].gap is None) == (size == 2)  # two ranks have no other rank to send to
 
@@ -139,7 +141,7 @@ def test_the_link_inside_a_node_is_no_slower_for_an_odd_number_of_ranks_there(si
 
         exchange = SimpleNamespace(swap=swap, spread_peers=1, local_size=local)
         world = World(rank, size, allgather=lambda array, _: np.concatenate(together(rank, array)))
-        return measure_network(exchange, world, lambda nbytes: 1e-4 + 1e-9 * nbytes)
+        return measure_network(exchange, world, _allreduce_seconds)
 
     with ThreadPoolExecutor(size) as threads:
         for network in threads.map(one, range(size)):
@@ -156,7 +158,7 @@ def test_the_link_inside_a_node_is_that_of_its_nearest_ranks(monkeypatch):
     exchange = Exchange.over_loopback(_core.LoopbackWorld(8), 0, local_size=4)
     world = World(0, 8)
     object.__setattr__(world, "allgather_object", lambda thing, kind: [thing])
-    network = measure_network(exchange, world, lambda nbytes: 1e-3)
+    network = measure_network(exchange, world, lambda nbytes, values: 1e-3)
     assert network.local_size == 4
     assert network.local == network.at(1)
     assert network.at(4).alpha == pytest.approx(4 * network.local.alpha)
@@ -180,15 +182,16 @@ def test_the_gap_is_measured_with_as_many_messages_as_a_collective_sends_at_once
     world = World(0, size)
     object.__setattr__(world, "allgather_object", lambda thing, kind: [thing])
     assert exchange.spread_peers == 32
-    assert measure_network(exchange, world, lambda nbytes: 1e-3).gap == pytest.approx(3e-6)
+    assert measure_network(exchange, world, lambda nbytes, values: 1e-3).gap == pytest.approx(3e-6)
 
 
 def test_allreduces_begin_at_different_times_of_horovods_cycle(monkeypatch):
     pauses = []
     monkeypatch.setattr("hvd_sparse.tuning.measure.time.sleep", pauses.append)
     exchange = Exchange.over_loopback(_core.LoopbackWorld(1), 0)
-    measure_network(exchange, World(0, 1), lambda nbytes: 1e-3)
-    rows = [pauses[:7], pauses[7:12], pauses[12:]]  # by message size
+    measure_network(exchange, World(0, 1), lambda nbytes, values: 1e-3)
+    # By message size, of float32 and of float16.
+    rows = [pauses[:7], pauses[7:12], pauses[12:15], pauses[15:18], pauses[18:]]
     for row in rows:
         assert len(set(row)) == len(row) >= 3
         assert 0 <= min(row) < max(row) < 1e-3
@@ -217,6 +220,10 @@ def test_a_rank_that_cannot_measure_is_named_on_all(poor):
                 continue
             with pytest.raises(UnavailableError, match=f"rank {poor} cannot .*: no memory left"):
                 result.result()
+
+
+def _allreduce_seconds(nbytes, values):
+    return {"float32": 1, "float16": 3}[values] * (1e-4 + 1e-9 * nbytes)
 
 
 class _Together:

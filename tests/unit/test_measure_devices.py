@@ -177,7 +177,7 @@ def test_a_measurer_measures_devices_where_gradients_lie_on_them(monkeypatch):
     def measured(exchange, world, device):
         place = OnCpu()
         place.device = device
-        return Measurer(world, exchange, allreduce=lambda _: 1.0, place=place).network()
+        return Measurer(world, exchange, allreduce=lambda *_: 1.0, place=place).network()
 
     for device in ("cuda:0", "cpu"):
         for network in on_ranks([Devices(0), Devices(1)], measured, [device] * 2):

@@ -113,10 +113,11 @@ def test_an_assumed_network_scales_to_the_assumed_network_of_that_size(size):
 
 def test_a_dense_allreduce_that_is_slower_than_a_ring_stays_so_when_scaled():
     ring = gigabits(1, 8)
-    slow = Network(
-        size=8, links=ring.links, dense=Link(alpha=2 * ring.dense.alpha, beta=3 * ring.dense.beta)
-    )
+    dense = Link(alpha=2 * ring.dense.alpha, beta=3 * ring.dense.beta)
+    slow = Network(size=8, links=ring.links, dense=dense, dense16=dense)
     assert slow.scaled(32).dense.beta == pytest.approx(3 * ring.scaled(32).dense.beta)
+    assert slow.scaled(32).dense16 == slow.scaled(32).dense
+    assert ring.scaled(32).dense16 is None
     assert slow.scaled(8) is slow
 
 
