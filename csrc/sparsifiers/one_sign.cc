@@ -10,7 +10,7 @@
 ///
 /// The last step makes rounding errors of binary values exact (csrc/wire/binary_values.cc). It
 /// drops nothing where the magnitude of an entry falls off like its rank^(-1/2) or slower, as in
-/// gradients. All that is dropped stays in the residual.
+/// most gradients. All that is dropped stays in the residual.
 ///
 /// Sattler et al., "Sparse binary compression", IJCNN 2019, https://arxiv.org/abs/1805.08768.
 
