@@ -332,7 +332,7 @@ class SBC(Compression):
     mean. Entries of the other sign wait, and what is rounded away stays in the residual and joins
     the next gradient (error feedback). So an entry takes about 9 bits at density .01, and none of
     them are its value's. A layer is a bucket of its own. The paper's delay, to exchange after
-    several steps, is not part of it.
+    several steps, is `local_steps`.
 
     Reference:
         Sattler, Wiedemann, Mueller, Samek, Sparse Binary Compression: Towards Distributed Deep
