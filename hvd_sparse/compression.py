@@ -107,6 +107,8 @@ class Compression:
             of optimizers and statistics of batch normalisation stay each rank's own. Optimizers of
             Keras 3 take a number alone.
         outer: The optimizer of the common weights, with local steps.
+        overlap: True to exchange differences while the ranks take the next local steps: what is
+            delivered moves the common weights one meeting later. PyTorch only.
         residual_decay: Factor in (0, 1] of the residual before each step's gradient is added. Below
             1, what is not sent in time is partly forgotten: the conservation law does not hold.
             PyTorch only.
@@ -141,6 +143,7 @@ class Compression:
     quality_every: int | None = None
     local_steps: int | str | AdaComm = 1
     outer: Outer = AVERAGES
+    overlap: bool = False
     residual_decay: float = 1.0
 
     rescales_by_default: ClassVar[bool] = False
@@ -167,7 +170,7 @@ class Compression:
             "bucket_numel", self.bucket_numel, low=1, high=MAX_BUCKET_NUMEL
         )
         set_field(self, "bucket_numel", bucket_numel)
-        for name in ("layer_wise", "adaptive"):
+        for name in ("layer_wise", "adaptive", "overlap"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgumentError(
                     f"{name} must be True or False, got {getattr(self, name)!r}"

@@ -71,10 +71,12 @@ def _check_local_steps(compression: Compression) -> None:
     if not isinstance(compression.outer, Outer):
         raise InvalidArgumentError(f"outer must be an Outer, got {compression.outer!r}")
     if not compression.is_local:
-        if compression.outer != AVERAGES:
-            raise InvalidArgumentError(
-                f"outer needs local_steps above 1, got local_steps 1 and {compression.outer!r}"
-            )
+        for name, default in (("outer", AVERAGES), ("overlap", False)):
+            value = getattr(compression, name)
+            if value != default:
+                raise InvalidArgumentError(
+                    f"{name} needs local_steps above 1, got local_steps 1 and {value!r}"
+                )
         return
     for name, acts in (
         ("momentum_correction", bool(compression.own_momentum)),

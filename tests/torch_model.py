@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hvd_sparse.compression import Compression
-from hvd_sparse.pytorch.local_steps import common_weights, local_steps, meet, report_loss
+from hvd_sparse.pytorch.meetings import common_weights, local_steps, meet, report_loss
 from hvd_sparse.pytorch.optimizer import stats
 from hvd_sparse.pytorch.tuning import replan, tuning
 from hvd_sparse.stats.step_stats import StepStats

@@ -13,7 +13,7 @@ from hvd_sparse.ddp.attaching import attach
 from hvd_sparse.ddp.checkpoint import load_checkpoint, save_checkpoint
 from hvd_sparse.ddp.functions import sparse_allreduce
 from hvd_sparse.local_steps import AdaComm, Outer
-from hvd_sparse.pytorch.local_steps import common_weights, local_steps, meet, report_loss
+from hvd_sparse.pytorch.meetings import common_weights, local_steps, meet, report_loss
 from hvd_sparse.pytorch.optimizer import mark_step, stats
 from hvd_sparse.pytorch.tuning import replan, tuning
 from hvd_sparse.pytorch.watching import summary, watch

@@ -96,12 +96,11 @@ class Attachment:
             GradientInFlightError: Gradients have arrived but are not exchanged yet.
         """
         if self.exchange is not None and not self._paused:
-            self.exchange.refuse_if_busy(
+            self.exchange.forget_gradients(
                 "optimizer.zero_grad() was called after loss.backward() but before "
                 "optimizer.step() or optimizer.synchronize(). This is prohibited as it can cause a "
                 "race condition."
             )
-            self.exchange.release()
         options = {} if set_to_none is None else {"set_to_none": set_to_none}
         if self._replaced_zero_grad is not None:
             self._replaced_zero_grad(**options)
@@ -187,11 +186,8 @@ class Attachment:
         exchange = self.exchange
         if exchange is None:
             return None
-        exchange.stepping()
+        exchange.stepping(synchronized=not self._should_synchronize)
         if not self._should_synchronize:
-            exchange.refuse_if_busy(
-                "optimizer.step() was called within skip_synchronize(), but not after synchronize()"
-            )
             exchange.momentum.hide()
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)

@@ -244,7 +244,7 @@ def _add(saved: Mapping[str, Any] | None, total: SavedSum) -> dict[str, Any] | N
     if saved is None:  # by a single rank, which exchanges nothing
         return None
     local = saved.get("local")
-    if local is not None and local["interval"]["taken"]:
+    if local is not None and local["amid"]:
         raise CheckpointMismatchError(
             f"the checkpoint was saved amid an interval, {local['interval']['taken']} local steps "
             'after the ranks met, and residuals="spread" would lose these: save after meet()'

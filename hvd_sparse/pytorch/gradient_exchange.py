@@ -235,8 +235,24 @@ class GradientExchange:
             reason = guards.step_without_exchange(self._slots) or reason
             raise self._end(GradientInFlightError(reason))
 
-    def stepping(self) -> None:
-        """Called before the optimizer's step, and before anything that this waits for."""
+    def stepping(self, *, synchronized: bool) -> None:
+        """Called before the optimizer's step.
+
+        Args:
+            synchronized: True if the user says that `synchronize` was called.
+
+        Raises:
+            GradientInFlightError: It was not.
+        """
+        if synchronized:
+            self.refuse_if_busy(
+                "optimizer.step() was called within skip_synchronize(), but not after synchronize()"
+            )
+
+    def forget_gradients(self, reason: str) -> None:
+        """Lets gradients be zeroed; raises GradientInFlightError if they are being exchanged."""
+        self.refuse_if_busy(reason)
+        self.release()
 
     def stepped(self) -> None:
         """Ends the optimizer's step.

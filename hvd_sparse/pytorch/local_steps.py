@@ -17,15 +17,13 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from hvd_sparse.errors import (
-    InvalidArgumentError,
     NonFiniteGradientError,
     UnsupportedError,
 )
 from hvd_sparse.exchange.messages import Messages
 from hvd_sparse.local_steps import Interval, Outer
 from hvd_sparse.pytorch import guards
-from hvd_sparse.pytorch.attachment import require_attachment
-from hvd_sparse.pytorch.gradient_exchange import GradientExchange
+from hvd_sparse.pytorch.gradient_exchange import GradientExchange, Phase
 from hvd_sparse.pytorch.parameters import NamedParameters
 from hvd_sparse.pytorch.settings import Settings
 from hvd_sparse.pytorch.slots import Slot
@@ -81,8 +79,13 @@ class LocalStepsExchange(GradientExchange):
     ) -> None:
         self.interval = Interval(settings.compression.local_steps)
         self._outer = _OuterSteps(settings.compression.outer)
+        self._overlaps = settings.compression.overlap
         self._common: dict[str, torch.Tensor] = {}  # float32 at least
         self._checksum = 0  # of the common weights, if no meeting has made them
+        # While a meeting overlaps an interval, the weights at which this began, and what the
+        # meeting has delivered, once it has ended.
+        self._start: dict[str, torch.Tensor] = {}
+        self._averages: dict[str, torch.Tensor] = {}
         self._messages = messages
         updated = {id(param) for group in optimizer.param_groups for param in group["params"]}
         super().__init__(
@@ -104,10 +107,18 @@ class LocalStepsExchange(GradientExchange):
         """
         self._exchange.check()
 
-    def stepping(self) -> None:
+    def stepping(self, *, synchronized: bool) -> None:
         """Notes the common weights before the first local step of an interval."""
-        if self.interval.taken == 0:
+        del synchronized
+        if self.interval.taken == 0 and not self._start:
             self._note_common()
+
+    def forget_gradients(self, reason: str) -> None:
+        """Does nothing: gradients are this rank's own, and differences in flight are not theirs."""
+
+    def refuse_if_busy(self, reason: str) -> None:
+        """Waits for a meeting that overlaps local steps; there is nothing to refuse."""
+        self._wait()
 
     @torch.no_grad()
     def _note_common(self) -> None:
@@ -123,36 +134,72 @@ class LocalStepsExchange(GradientExchange):
     def stepped(self) -> None:
         """Counts a local step; the last one of an interval ends in a meeting. See `meet`."""
         if self.interval.step():
-            self.meet()
+            self.meet(overlaps=self._overlaps)
 
-    def meet(self) -> None:
+    def meet(self, *, overlaps: bool = False) -> None:
         """Averages the ranks' differences, and moves all ranks to the new common weights.
+
+        Args:
+            overlaps: True to return while the differences are in flight. The next meeting moves the
+                common weights by what is delivered; until then, each rank's own weights are the
+                common ones less its difference in flight.
 
         Raises:
             RanksDisagreeError: The ranks have not taken as many local steps.
-            NonFiniteGradientError: A difference is not finite on some rank. All ranks have the
-                last common weights again; the residuals keep the finite differences.
+            NonFiniteGradientError: A difference is not finite on some rank. No rank applies it; the
+                residuals keep the finite differences, and weights that are not finite are the last
+                common ones again.
             ExchangeFailedError: Another rank ended the exchange, or died.
         """
         reports = self._reports()
-        if self.interval.taken == 0:
+        if self.interval.taken == 0 and not self._start:
             return
+        refused = self._finish()
+        if self.interval.taken:
+            self._send(overlaps=overlaps)
+        if not overlaps:
+            refused = self._finish() or refused
+            self._start = {}
+            self._set(self._common)
+        self._checksum = 0
+        self.interval.meet(reports)
+        if refused is not None:
+            raise refused
+
+    @torch.no_grad()
+    def _send(self, *, overlaps: bool) -> None:
+        """Starts the exchange of this rank's differences."""
+        for slot in reversed(self._slots):
+            assert isinstance(slot, DifferenceSlot)
+            common, param = self._common[slot.name], slot.param.detach()
+            start = self._start.get(slot.name, common).to(param.dtype).to(common.dtype)
+            slot.difference = start - param
+            if overlaps:
+                own = torch.where(slot.difference.isfinite(), slot.difference, 0)
+                param.copy_(common - own)
+                self._start[slot.name] = param.clone()
+            self.arrived(slot)
+
+    def _wait(self) -> NonFiniteGradientError | None:
+        """Waits for differences in flight; returns the error of a meeting that no rank applies."""
+        if self._phase is not Phase.GATHERING:
+            return None
         try:
-            with torch.no_grad():
-                for slot in reversed(self._slots):
-                    assert isinstance(slot, DifferenceSlot)
-                    common, param = self._common[slot.name], slot.param.detach()
-                    start = common.to(param.dtype).to(common.dtype)
-                    slot.difference = start - param
-                    self.arrived(slot)
             super().synchronize()
-        except NonFiniteGradientError:
-            self._go_on(reports)
-            raise
-        with torch.no_grad():
-            for slot in self._slots:
-                self._outer.step(slot.name, self._common[slot.name], slot.gradient())
-        self._go_on(reports)
+        except NonFiniteGradientError as error:
+            return error
+        self._averages = {slot.name: slot.gradient() for slot in self._slots}
+        self.release()
+        return None
+
+    @torch.no_grad()
+    def _finish(self) -> NonFiniteGradientError | None:
+        """Waits likewise, and moves the common weights."""
+        refused = self._wait()
+        for name, average in self._averages.items():
+            self._outer.step(name, self._common[name], average)
+        self._averages = {}
+        return refused
 
     def _reports(self) -> list[list[float]]:
         """Returns the reports of all ranks, which have taken as many local steps. Collective."""
@@ -165,19 +212,10 @@ class LocalStepsExchange(GradientExchange):
             raise self._end(error)  # noqa: B904  # mostly the same error
         return reports
 
-    @torch.no_grad()
-    def _go_on(self, reports: list[list[float]]) -> None:
-        """Begins an interval at the common weights."""
-        for slot in self._slots:
-            slot.param.copy_(self._common[slot.name])
-        self._checksum = 0
-        self.release()
-        self.interval.meet(reports)
-
     @contextmanager
     def common_weights(self) -> Iterator[None]:
         """Lends the parameters the last common weights within the context."""
-        if self.interval.taken == 0:
+        if self.interval.taken == 0 and not self._start:
             yield
             return
         own = {slot.name: slot.param.detach().clone() for slot in self._slots}
@@ -203,11 +241,16 @@ class LocalStepsExchange(GradientExchange):
 
     def local_state(self) -> dict[str, Any]:
         """Returns a copy of all state of local steps, of types that torch.load accepts."""
-        common = self._common if self.interval.taken else {}
+        refused = self._wait()
+        if refused is not None:
+            raise refused
         return {
             "interval": self.interval.state(),
+            "amid": bool(self.interval.taken or self._start),
             "checksum": self._checksum,
-            "common": {name: one.clone() for name, one in common.items()},
+            "common": _copies(self._common),
+            "start": _copies(self._start),
+            "averages": _copies(self._averages),
             "outer": self._outer.state(),
         }
 
@@ -216,20 +259,20 @@ class LocalStepsExchange(GradientExchange):
 
         An interval without common weights begins at the present ones.
         """
-        self._common, self._checksum = {}, 0
-        if saved is None:
-            self.interval.taken = 0
-            self._outer.load({})
-            return
+        saved = {"interval": {**self.interval.state(), "taken": 0}} if saved is None else saved
         self.interval.load(saved["interval"])
         self._checksum = saved.get("checksum", 0)
         params = {slot.name: slot.param for slot in self._slots}
-        for name, one in saved.get("common", {}).items():
-            wide = torch.promote_types(params[name].dtype, torch.float32)
-            self._common[name] = one.to(params[name].device, wide, copy=True)
-        self._outer.load(
-            {name: one.to(params[name].device) for name, one in saved.get("outer", {}).items()}
-        )
+
+        def of(part: str) -> dict[str, torch.Tensor]:
+            return {
+                name: one.to(params[name].device, copy=True)
+                for name, one in saved.get(part, {}).items()
+            }
+
+        self._common, self._start = of("common"), of("start")
+        self._averages = of("averages")
+        self._outer.load(of("outer"))
 
 
 class _OuterSteps:
@@ -249,10 +292,14 @@ class _OuterSteps:
         common.sub_(average, alpha=outer.lr)
 
     def state(self) -> dict[str, torch.Tensor]:
-        return {name: one.clone() for name, one in self._momenta.items()}
+        return _copies(self._momenta)
 
-    def load(self, momenta: Mapping[str, torch.Tensor]) -> None:
-        self._momenta = {name: one.clone() for name, one in momenta.items()}
+    def load(self, momenta: dict[str, torch.Tensor]) -> None:
+        self._momenta = momenta
+
+
+def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: one.clone() for name, one in tensors.items()}
 
 
 def check_local_steps(settings: Settings) -> None:
@@ -269,82 +316,3 @@ def check_local_steps(settings: Settings) -> None:
             "local_steps needs averages: the sum of all ranks' differences would move the weights "
             "by as many times their steps"
         )
-
-
-def meet(optimizer: torch.optim.Optimizer) -> None:
-    """Averages the ranks' weights now, amid an interval of local steps. Collective.
-
-    For the end of training, and before checkpoints that another number of ranks may load. After a
-    meeting it does nothing.
-
-    Args:
-        optimizer: An optimizer with a compression that has local_steps.
-
-    Raises:
-        InvalidArgumentError: The compression has no local_steps.
-        RanksDisagreeError: The ranks have not taken as many local steps.
-        NonFiniteGradientError: A rank's weights are not finite; all ranks have the last common
-            weights again.
-        ExchangeFailedError: Another rank ended the exchange, or died.
-    """
-    exchange = _exchange_of(optimizer, "meet()")
-    if exchange is not None:
-        exchange.refuse_if_ended()
-        exchange.meet()
-
-
-@contextmanager
-def common_weights(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Lends the model the last common weights, the same on all ranks, within the context.
-
-    Without it, between two meetings, the model has this rank's own weights. Do not step within.
-
-    Args:
-        optimizer: An optimizer with a compression that has local_steps.
-
-    Raises:
-        InvalidArgumentError: The compression has no local_steps.
-    """
-    exchange = _exchange_of(optimizer, "common_weights()")
-    if exchange is None:
-        yield
-        return
-    with exchange.common_weights():
-        yield
-
-
-def report_loss(optimizer: torch.optim.Optimizer, loss: float | torch.Tensor) -> None:
-    """Reports the loss of a local step, for AdaComm.
-
-    Args:
-        optimizer: An optimizer with a compression that has local_steps.
-        loss: A number, or a tensor with one element, which is read at the next meeting.
-
-    Raises:
-        InvalidArgumentError: The compression has no local_steps.
-    """
-    exchange = _exchange_of(optimizer, "report_loss()")
-    if exchange is not None:
-        exchange.interval.note_loss(loss.detach() if isinstance(loss, torch.Tensor) else loss)
-
-
-def local_steps(optimizer: torch.optim.Optimizer) -> int:
-    """Returns the number of local steps from one meeting to the next; 1 without peers.
-
-    With AdaComm it changes; lower the learning rate once it is 1, as its authors do.
-
-    Args:
-        optimizer: An optimizer with a compression that has local_steps.
-
-    Raises:
-        InvalidArgumentError: The compression has no local_steps.
-    """
-    exchange = _exchange_of(optimizer, "local_steps()")
-    return 1 if exchange is None else exchange.interval.length
-
-
-def _exchange_of(optimizer: torch.optim.Optimizer, caller: str) -> LocalStepsExchange | None:
-    exchange = require_attachment(optimizer).exchange
-    if exchange is not None and not isinstance(exchange, LocalStepsExchange):
-        raise InvalidArgumentError(f"{caller} needs a compression with local_steps")
-    return exchange

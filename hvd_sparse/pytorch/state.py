@@ -212,7 +212,7 @@ def _mismatch_of_interval(
     exchange: GradientExchange, local: dict[str, Any] | None, numels: dict[str, int]
 ) -> str | None:
     """Returns why the state of an interval of local steps does not fit; None if it does."""
-    if local is None or not local["interval"]["taken"]:
+    if local is None or not local.get("amid"):
         return None
     if exchange.interval_state() is None:
         return (

@@ -197,10 +197,10 @@ class Settings:
 
 def _check_options(compression: Compression) -> None:
     """Raises UnsupportedError for options of a compression that only PyTorch has."""
-    if compression.residual_decay != 1:
-        raise UnsupportedError(
-            f"residual_decay must be 1 in TensorFlow, got {compression.residual_decay}"
-        )
+    for name, default in (("residual_decay", 1.0), ("overlap", False)):
+        value = getattr(compression, name)
+        if value != default:
+            raise UnsupportedError(f"{name} must be {default} in TensorFlow, got {value}")
 
 
 def _keeps_all(compression: Compression) -> bool:

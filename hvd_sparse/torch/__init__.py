@@ -17,7 +17,7 @@ import horovod.torch as _horovod
 from hvd_sparse import reexport as _reexport
 from hvd_sparse.compression import LAGS, SBC, Dense, GaussianK, GTopK, ThreeLC, TopK
 from hvd_sparse.local_steps import AdaComm, Outer
-from hvd_sparse.pytorch.local_steps import common_weights, local_steps, meet, report_loss
+from hvd_sparse.pytorch.meetings import common_weights, local_steps, meet, report_loss
 from hvd_sparse.pytorch.optimizer import mark_step, stats
 from hvd_sparse.pytorch.tuning import replan, tuning
 from hvd_sparse.pytorch.watching import summary, watch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -215,13 +217,63 @@ def test_a_rank_whose_weights_are_not_finite_stops_no_other(framework):
     framework.assert_same_on_all_ranks(model.weights())
 
 
-@pytest.mark.parametrize("name", ["topk", "dense, int8", "momentum", "adaptive"])
+@pytest.mark.usefixtures("several_ranks")
+@pytest.mark.parametrize("name", ["topk", "dense"])
+def test_a_meeting_that_overlaps_the_next_interval_loses_nothing(framework, name):
+    model = new(framework, replace(COMPRESSIONS[name], overlap=True))
+    common, kept = [model.weights()], [model.residuals()]
+    differences = []
+    for meeting in range(4):
+        differences.append(interval(framework, model, 10 * meeting))
+        with model.common_weights():
+            common.append(model.weights())
+        own = {name: common[-1][name] - one for name, one in differences[-1].items()}
+        assert same(model.weights(), own)
+        kept.append(model.residuals())  # waits for what is in flight
+    assert same(common[0], common[1])
+    interval(framework, model, 50, steps=1)
+    differences.append(gradients_of(framework, 50))
+    model.meet()
+    common.append(model.weights())
+    framework.assert_same_on_all_ranks(common[-1])
+    for at, difference in enumerate(differences[:3]):
+        moved = {name: common[at + 1][name] - one for name, one in common[at + 2].items()}
+        results = {name: framework.size * one for name, one in moved.items()}
+        framework.assert_nothing_is_lost(difference, results, kept[at], kept[at + 1])
+    given = {name: sum(one[name] for one in differences) for name in common[0]}
+    results = {name: -framework.size * one for name, one in common[-1].items()}
+    framework.assert_nothing_is_lost(given, results, {}, model.residuals())
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_a_meeting_that_overlaps_may_be_refused(framework):
+    model = new(framework, replace(EXACT, overlap=True))
+    interval(framework, model, 0, steps=EVERY - 1)
+    last = gradients_of(framework, 9)
+    if framework.rank == framework.size - 1:
+        last = with_bad_entry(last, "second", float("nan"), index=3)
+    model.step(last)
+    assert all(np.isfinite(one).all() for one in model.weights().values())
+    with pytest.raises(framework.refusal):
+        interval(framework, model, 10)
+    model.meet()
+    framework.assert_same_on_all_ranks(model.weights())
+    before = model.weights()
+    difference = interval(framework, model, 20)
+    model.meet()
+    for name, total in framework.totals(difference).items():
+        moved = (before[name] - model.weights()[name]).ravel()
+        assert np.array_equal(framework.size * moved, total)
+
+
+@pytest.mark.parametrize("name", ["topk", "dense, int8", "momentum", "adaptive", "overlap"])
 @pytest.mark.parametrize("extra", [0, 2], ids=["after a meeting", "amid an interval"])
 def test_an_interval_goes_on_bit_for_bit(framework, verdict, folder, name, extra):
     verdict(sparse=True)
     others = {
         "momentum": TopK(local_steps=EVERY, outer=OUTERS["nesterov"], **FIXED),
         "adaptive": LAGS(local_steps=EVERY, warmup=None, **FIXED),
+        "overlap": replace(SPARSE, overlap=True),
     }
     compression = {**COMPRESSIONS, **others}[name]
     before = EVERY * (CYCLE + 1 if name == "adaptive" else 2) + extra

@@ -1,0 +1,91 @@
+"""The user's functions for local steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.pytorch.attachment import require_attachment
+from hvd_sparse.pytorch.local_steps import LocalStepsExchange
+
+
+def meet(optimizer: torch.optim.Optimizer) -> None:
+    """Averages the ranks' weights now, amid an interval of local steps. Collective.
+
+    For the end of training, and before checkpoints that another number of ranks may load. After a
+    meeting it does nothing, but for one that overlaps local steps, which it ends.
+
+    Args:
+        optimizer: An optimizer with a compression that has local_steps.
+
+    Raises:
+        InvalidArgumentError: The compression has no local_steps.
+        RanksDisagreeError: The ranks have not taken as many local steps.
+        NonFiniteGradientError: A rank's weights are not finite; all ranks have the last common
+            weights again.
+        ExchangeFailedError: Another rank ended the exchange, or died.
+    """
+    exchange = _exchange_of(optimizer, "meet()")
+    if exchange is not None:
+        exchange.refuse_if_ended()
+        exchange.meet()
+
+
+@contextmanager
+def common_weights(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Lends the model the last common weights, the same on all ranks, within the context.
+
+    Without it, between two meetings, the model has this rank's own weights. Do not step within.
+
+    Args:
+        optimizer: An optimizer with a compression that has local_steps.
+
+    Raises:
+        InvalidArgumentError: The compression has no local_steps.
+    """
+    exchange = _exchange_of(optimizer, "common_weights()")
+    if exchange is None:
+        yield
+        return
+    with exchange.common_weights():
+        yield
+
+
+def report_loss(optimizer: torch.optim.Optimizer, loss: float | torch.Tensor) -> None:
+    """Reports the loss of a local step, for AdaComm.
+
+    Args:
+        optimizer: An optimizer with a compression that has local_steps.
+        loss: A number, or a tensor with one element, which is read at the next meeting.
+
+    Raises:
+        InvalidArgumentError: The compression has no local_steps.
+    """
+    exchange = _exchange_of(optimizer, "report_loss()")
+    if exchange is not None:
+        exchange.interval.note_loss(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+
+
+def local_steps(optimizer: torch.optim.Optimizer) -> int:
+    """Returns the number of local steps from one meeting to the next; 1 without peers.
+
+    With AdaComm it changes; lower the learning rate once it is 1, as its authors do.
+
+    Args:
+        optimizer: An optimizer with a compression that has local_steps.
+
+    Raises:
+        InvalidArgumentError: The compression has no local_steps.
+    """
+    exchange = _exchange_of(optimizer, "local_steps()")
+    return 1 if exchange is None else exchange.interval.length
+
+
+def _exchange_of(optimizer: torch.optim.Optimizer, caller: str) -> LocalStepsExchange | None:
+    exchange = require_attachment(optimizer).exchange
+    if exchange is not None and not isinstance(exchange, LocalStepsExchange):
+        raise InvalidArgumentError(f"{caller} needs a compression with local_steps")
+    return exchange
