@@ -43,6 +43,14 @@ def gtopk_by_layers(density: float) -> str:
     )
 
 
+LOCAL_STEPS = (4, 8, 16, 64)
+
+
+def local(compression: str) -> str:
+    """A compression with local steps; Dense is the package's here."""
+    return f'WarmedUp(mode="{compression}", warmup=0)'
+
+
 # Methods that a user can pick today, by their titles in tables. "Own momentum": the optimizer
 # applies it; otherwise the ranks apply that of an Adam, before error feedback.
 TODAY = {
@@ -59,22 +67,23 @@ TODAY = {
     "own dense sum, int4": "WarmedUp(mode=\"Dense(values='int4')\", warmup=0)",
     "3LC": "ThreeLC",
     "SBC": "SBC",
-    "local 4, dense": 'WarmedUp(mode="Dense(local_steps=4)", warmup=0)',
-    "local 8, dense": 'WarmedUp(mode="Dense(local_steps=8)", warmup=0)',
-    "local 16, dense": 'WarmedUp(mode="Dense(local_steps=16)", warmup=0)',
-    "local 64, dense": 'WarmedUp(mode="Dense(local_steps=64)", warmup=0)',
-    "local 4, LAGS": "LAGS(adaptive=False, local_steps=4)",
-    "local 8, LAGS": "LAGS(adaptive=False, local_steps=8)",
-    "local 16, LAGS": "LAGS(adaptive=False, local_steps=16)",
-    "local 64, LAGS": "LAGS(adaptive=False, local_steps=64)",
-    "local 16, LAGS .1": "LAGS(adaptive=False, density=0.1, local_steps=16)",
-    "local 16, LAGS .1, Nesterov": (
-        "LAGS(adaptive=False, density=0.1, local_steps=16, "
-        "outer=Outer(lr=0.7, momentum=0.9, nesterov=True))"
+    **{f"local {steps}, dense": local(f"Dense(local_steps={steps})") for steps in LOCAL_STEPS},
+    **{
+        f"local {steps}, LAGS .1": local(
+            f"LAGS(adaptive=False, density=0.1, warmup=None, local_steps={steps})"
+        )
+        for steps in LOCAL_STEPS
+    },
+    "local 8, LAGS .01": local("LAGS(adaptive=False, local_steps=8)"),
+    "local 8, dense, overlap": local("Dense(local_steps=8, overlap=True)"),
+    "local 16, dense, Nesterov": local(
+        "Dense(local_steps=16, outer=Outer(lr=0.7, momentum=0.9, nesterov=True))"
     ),
-    "AdaComm 16, LAGS .1": (
-        "LAGS(adaptive=False, density=0.1, local_steps=AdaComm(first=16, every=5.0))"
-    ),
+    "AdaComm 16, dense": local("Dense(local_steps=AdaComm(first=16, every=5.0))"),
+    "local auto, LAGS .1": local("LAGS(density=0.1, warmup=None, local_steps='auto')"),
+    "SBC .001": "SBC(density=0.001)",
+    "SBC .01, local 10": "SBC(density=0.01, local_steps=10)",
+    "SBC .01, local 100": "SBC(density=0.01, local_steps=100)",
     "TopK .01, warm-up 50": 'WarmedUp(mode="TopK(density=0.01)", warmup=50)',
     "TopK .01, warm-up 25": 'WarmedUp(mode="TopK(density=0.01)", warmup=25)',
     "TopK .01": "TopK(density=0.01)",
@@ -190,6 +199,7 @@ FINALISTS = {
 # Methods that only a network tells apart, and whose learning rate they take.
 SAME_WITHOUT_A_NETWORK = {
     "LAGS": TODAY["LAGS, not adaptive"],
+    "local auto, LAGS .1": TODAY["local 8, LAGS .1"],
     "dense, fp16": "Dense",
     "DDP": "Dense",
     "DDP, fp16": "Dense",

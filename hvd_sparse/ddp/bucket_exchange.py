@@ -162,8 +162,7 @@ class Deliveries:
         """
         exchange = self._exchange()
         buffer = bucket.buffer()
-        device = buffer.device
-        future: _Future = Future() if device.type == "cpu" else Future(devices=[device])
+        future = _future_of(buffer)
         if bucket.index() == 0:
             self._waiting.clear()  # of a backward pass that failed
         exchange.deliver(bucket)
@@ -199,9 +198,13 @@ def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotat
 
 def own_gradients(state, bucket):  # type: ignore[no-untyped-def]  # see `hook`
     """The communication hook that leaves each rank its own gradients."""
-    future: _Future = Future()
+    future = _future_of(bucket.buffer())
     future.set_result(bucket.buffer())
     return future
+
+
+def _future_of(buffer: torch.Tensor) -> _Future:
+    return Future() if buffer.device.type == "cpu" else Future(devices=[buffer.device])
 
 
 def _in_backward() -> bool:
