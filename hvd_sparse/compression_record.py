@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 from hvd_sparse.compression import Compression
 from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.local_steps import AdaComm, Outer
 from hvd_sparse.schedules import Warmup
 from hvd_sparse.sparsifiers import SPARSIFIERS
 
 # Options with a form of their own, or none: each rank's loss has a scaler of its own.
-_NOT_PLAIN = ("sparsifier", "warmup", "loss_scale")
+_NOT_PLAIN = ("sparsifier", "warmup", "local_steps", "outer", "loss_scale")
 
 
 class CompressionRecord(NamedTuple):
@@ -22,12 +23,16 @@ class CompressionRecord(NamedTuple):
         preset: Module and name of the class.
         sparsifier: Name and options.
         warmup: Steps and densities.
+        local_steps: Number of local steps, "auto", or the options of an AdaComm.
+        outer: Options of the outer optimizer.
         options: All other options, by name.
     """
 
     preset: str
     sparsifier: tuple[str, dict[str, int | float]]
     warmup: tuple[int, tuple[float, ...]] | None
+    local_steps: int | str | dict[str, int | float]
+    outer: dict[str, bool | float]
     options: dict[str, bool | int | float | str | None]
 
 
@@ -35,10 +40,13 @@ def record_of(compression: Compression) -> CompressionRecord:
     """Returns the record of a compression, to be sent to other ranks."""
     sparsifier, warmup = compression.sparsifier, compression.warmup
     assert not isinstance(sparsifier, str)
+    steps = compression.local_steps
     return CompressionRecord(
         preset=_name_of(type(compression)),
         sparsifier=(sparsifier.name, asdict(sparsifier)),
         warmup=None if warmup is None else (warmup.steps, tuple(warmup.densities)),
+        local_steps=asdict(steps) if isinstance(steps, AdaComm) else steps,
+        outer=asdict(compression.outer),
         options={
             one.name: getattr(compression, one.name)
             for one in fields(compression)
@@ -65,9 +73,12 @@ def compression_of(record: CompressionRecord) -> Compression:
         steps, densities = record.warmup
         warmup = Warmup(steps=steps, densities=densities)
     try:
+        local = record.local_steps
         return presets[record.preset](
             sparsifier=SPARSIFIERS[name](**options),
             warmup=warmup,
+            local_steps=AdaComm(**local) if isinstance(local, dict) else local,  # type: ignore[arg-type]
+            outer=Outer(**record.outer),  # type: ignore[arg-type]
             **record.options,  # type: ignore[arg-type]  # the class checks them
         )
     except TypeError as error:

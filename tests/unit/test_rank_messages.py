@@ -18,6 +18,7 @@ from hvd_sparse.compression import LAGS, SBC, Dense, GaussianK, GTopK, ThreeLC, 
 from hvd_sparse.compression_record import CompressionRecord, compression_of, record_of
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.exchange.reduction import Reduction
+from hvd_sparse.local_steps import AdaComm, Outer
 from hvd_sparse.pytorch.state import _Progress
 from hvd_sparse.ranks import messages
 from hvd_sparse.ranks.agreement import _Details, _Report, agree_on_call
@@ -68,7 +69,7 @@ def test_a_record_comes_back_as_it_was(thing, kind):
 
 def test_how_far_a_rank_is_comes_back_as_it_was():
     states = {"w": np.array([0.1, np.inf, -0.0, np.nan], np.float32), "v": np.zeros(4, np.float32)}
-    told = _Progress(1, 2, '{"kind": 3}', states, True)
+    told = _Progress(1, 2, '{"kind": 3}', states, True, {"taken": 3})
     back = come_back(told, _Progress)
     assert back._replace(states={}) == told._replace(states={})
     assert {n: (a.dtype, a.tobytes()) for n, a in back.states.items()} == {
@@ -121,6 +122,13 @@ def test_a_compression_is_made_again_from_what_is_told_of_it(preset, sparsifier)
     assert repr(back) == repr(made)
 
 
+@pytest.mark.parametrize("local_steps", [4, "auto", AdaComm(first=3, every=2.5)])
+def test_local_steps_are_made_again_from_what_is_told_of_them(local_steps):
+    outer = Outer(lr=0.5, momentum=0.25, nesterov=True)
+    made = TopK(local_steps=local_steps, outer=outer, overlap=True)
+    assert compression_of(come_back(record_of(made), CompressionRecord)) == made
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [
@@ -155,7 +163,7 @@ AWAITED = [
     (_Report(None, "", 0), _Report),
     ([1.0], list[float] | str),
     (_Claim("own"), _Claim),
-    (_Progress(0, 0, None, {}, True), _Progress),
+    (_Progress(0, 0, None, {}, True, None), _Progress),
     (record_of(LAGS()), CompressionRecord),
 ]
 

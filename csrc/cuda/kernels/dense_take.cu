@@ -4,6 +4,7 @@
 #include "csrc/cuda/base/check.h"
 #include "csrc/cuda/kernels/dense_coders.cuh"
 #include "csrc/cuda/kernels/dense_take.h"
+#include "csrc/wire/values.h"
 
 namespace hvd_sparse::cuda {
 namespace {
@@ -132,6 +133,8 @@ void LaunchTake(DenseFormat format, const TakeArgs& args, cudaStream_t stream) {
       CheckLaunch("find the largest entries of a dense sum");
       TernaryKernel<<<blocks, kThreads, 0, stream>>>(args, format.sparsity, tiles);
       break;
+    case Values::kBinary:
+      RefuseType(format.values);
   }
   CheckLaunch("take the entries of a dense sum");
 }
