@@ -21,13 +21,13 @@ from hvd_sparse.errors import (
     UnsupportedError,
 )
 from hvd_sparse.exchange.messages import Messages
-from hvd_sparse.local_steps import Interval, Outer
+from hvd_sparse.local_steps import Interval, Outer, warn_of_density
 from hvd_sparse.pytorch import guards
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange, Phase
 from hvd_sparse.pytorch.parameters import NamedParameters
 from hvd_sparse.pytorch.settings import Settings
 from hvd_sparse.pytorch.slots import Slot
-from hvd_sparse.ranks.world import in_elastic_job
+from hvd_sparse.ranks.world import World, in_elastic_job
 
 
 class DifferenceSlot(Slot):
@@ -74,12 +74,16 @@ class LocalStepsExchange(GradientExchange):
         named: NamedParameters,
         settings: Settings,
         *,
+        world: World,
         messages: Messages,
         **options: Any,
     ) -> None:
-        self.interval = Interval(settings.compression.local_steps)
-        self._outer = _OuterSteps(settings.compression.outer)
-        self._overlaps = settings.compression.overlap
+        compression = settings.compression
+        if world.rank == 0 and compression.values != "binary":
+            warn_of_density(compression.density)
+        self.interval = Interval(compression.local_steps)
+        self._outer = _OuterSteps(compression.outer)
+        self._overlaps = compression.overlap
         self._common: dict[str, torch.Tensor] = {}  # float32 at least
         self._checksum = 0  # of the common weights, if no meeting has made them
         # While a meeting overlaps an interval, the weights at which this began, and what the
@@ -91,7 +95,8 @@ class LocalStepsExchange(GradientExchange):
         super().__init__(
             optimizer,
             [(name, param) for name, param in named if id(param) in updated],
-            replace(settings, compression=settings.compression.of_differences()),
+            replace(settings, compression=compression.of_differences()),
+            world=world,
             messages=messages,
             **options,
         )

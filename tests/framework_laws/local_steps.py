@@ -359,3 +359,11 @@ def test_what_a_residual_holds_is_forgotten_where_asked(framework):
     owed = {name: 0.5 * part - model.residuals()[name] for name, part in before.items()}
     for name, total in framework.totals(owed).items():
         assert np.array_equal(total, results[name].ravel())
+
+
+@pytest.mark.usefixtures("several_ranks")
+@pytest.mark.parametrize(("density", "told"), [(0.01, True), (0.1, False)])
+def test_a_density_that_is_low_for_several_steps_is_told_of_once(framework, caplog, density, told):
+    caplog.set_level("WARNING", "hvd_sparse")
+    new(framework, TopK(density=density, min_numel=64, local_steps=2)).prepare()
+    assert ("1 % of what several local steps" in caplog.text) == (told and framework.rank == 0)
