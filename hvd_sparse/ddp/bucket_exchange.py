@@ -21,36 +21,15 @@ from hvd_sparse.errors import GradientInFlightError, HvdSparseError, NonFiniteGr
 from hvd_sparse.pytorch import guards
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange, Phase
 from hvd_sparse.pytorch.renewal import Renewal
-from hvd_sparse.pytorch.slots import Slot
+from hvd_sparse.pytorch.slots import DeliveredSlot, Slot
 
 _Future = Future[torch.Tensor]
-
-
-class BucketSlot(Slot):
-    """A slot whose gradient lies in a bucket of DDP's.
-
-    Attributes:
-        view: The last gradient that was delivered, shaped like its parameter.
-    """
-
-    def __init__(self, name: str, param: torch.Tensor, passes: int) -> None:
-        super().__init__(name, param, passes)
-        self.view: torch.Tensor | None = None
-
-    def gradient(self) -> torch.Tensor:
-        """Returns the gradient."""
-        assert self.view is not None
-        return self.view
-
-    def change(self) -> str | None:
-        """Returns None: nobody but DDP knows the memory."""
-        return None
 
 
 class BucketExchange(GradientExchange):
     """The exchange of one DDP module's gradients; see GradientExchange."""
 
-    _slot_type = BucketSlot
+    _slot_type = DeliveredSlot
 
     def _listen(self) -> list[RemovableHandle]:
         self._slot_of = {id(slot.param): slot for slot in self._slots}
@@ -63,8 +42,8 @@ class BucketExchange(GradientExchange):
         for param, view in zip(bucket.parameters(), bucket.gradients(), strict=True):
             slot = self._slot_of.get(id(param))
             if slot is not None:  # one without elements has none
-                assert isinstance(slot, BucketSlot)
-                slot.view = view
+                assert isinstance(slot, DeliveredSlot)
+                slot.delivered = view
                 self.arrived(slot)
         try:
             with torch.no_grad():

@@ -26,34 +26,18 @@ from hvd_sparse.pytorch import guards
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange, Phase
 from hvd_sparse.pytorch.parameters import NamedParameters
 from hvd_sparse.pytorch.settings import Settings
-from hvd_sparse.pytorch.slots import Slot
+from hvd_sparse.pytorch.slots import DeliveredSlot, Slot
 from hvd_sparse.ranks.world import World, in_elastic_job
 
 
-class DifferenceSlot(Slot):
-    """A slot whose gradient is a difference of weights, and later the average of the ranks'.
-
-    Attributes:
-        difference: The tensor, shaped like the parameter; None between two meetings.
-    """
-
-    def __init__(self, name: str, param: torch.Tensor, passes: int) -> None:
-        super().__init__(name, param, passes)
-        self.difference: torch.Tensor | None = None
-
-    def gradient(self) -> torch.Tensor:
-        """Returns the difference."""
-        assert self.difference is not None
-        return self.difference
-
-    def change(self) -> str | None:
-        """Returns None: nobody else knows the memory."""
-        return None
+class DifferenceSlot(DeliveredSlot):
+    """A slot to which the difference of a parameter is delivered, once at each meeting."""
 
     def release(self, passes: int) -> None:
-        """Prepares for the next meeting, at which each difference arrives once."""
+        """Prepares for the next meeting."""
+        del passes
         super().release(1)
-        self.difference = None
+        self.delivered = None
 
 
 class LocalStepsExchange(GradientExchange):
@@ -178,9 +162,9 @@ class LocalStepsExchange(GradientExchange):
             assert isinstance(slot, DifferenceSlot)
             common, param = self._common[slot.name], slot.param.detach()
             start = self._start.get(slot.name, common).to(param.dtype).to(common.dtype)
-            slot.difference = start - param
+            slot.delivered = difference = start - param
             if overlaps:
-                own = torch.where(slot.difference.isfinite(), slot.difference, 0)
+                own = torch.where(difference.isfinite(), difference, 0)
                 param.copy_(common - own)
                 self._start[slot.name] = param.clone()
             self.arrived(slot)

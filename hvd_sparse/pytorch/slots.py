@@ -122,6 +122,27 @@ class Slot:
         self.work = self._grad = self._param_version = None
 
 
+class DeliveredSlot(Slot):
+    """A slot whose gradient is delivered, and does not lie at the parameter.
+
+    Attributes:
+        delivered: The gradient, shaped like the parameter; None before it is delivered.
+    """
+
+    def __init__(self, name: str, param: torch.Tensor, passes: int) -> None:
+        super().__init__(name, param, passes)
+        self.delivered: torch.Tensor | None = None
+
+    def gradient(self) -> torch.Tensor:
+        """Returns the delivered gradient."""
+        assert self.delivered is not None
+        return self.delivered
+
+    def change(self) -> str | None:
+        """Returns None: only who delivers knows the memory."""
+        return None
+
+
 def buffer_of(tensor: torch.Tensor) -> Buffer:
     """Returns the memory of a contiguous tensor."""
     return Buffer(tensor.data_ptr(), tensor.numel(), DTYPES[tensor.dtype])
