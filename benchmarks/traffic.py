@@ -58,7 +58,7 @@ COMPRESSIONS: dict[str, Compression] = {
 
 @dataclass
 class Traffic:
-    """What the ranks have sent, and true if all steps were right.
+    """The messages of all ranks, counted, and the verdict on their steps.
 
     Attributes:
         bits: The bits of all messages, without headers.
@@ -126,7 +126,7 @@ def traffic_of(stream: list[np.ndarray], ranks: int, compression: Compression) -
     """Returns what the ranks send of one layer in the second half of the steps."""
     numel = stream[0].size
     world = _core.LoopbackWorld(ranks, 60.0)
-    # Of a dense sum: a rank's share of the gradient goes to P - 1 ranks, and comes back.
+    # In a dense sum each rank sends P - 1 shares of the gradient, and gets as many sums back.
     messages = ranks * (ranks - 1) * (2 if compression.collective == SHARD_SUM else 1)
     each = numel / ranks if compression.collective == SHARD_SUM else numel
     total = Traffic()

@@ -11,8 +11,7 @@ namespace hvd_sparse {
 
 /// Rounds like RoundValues: all values become one number, with their sign. Its magnitude is their
 /// mean, but at most twice the least, rounded down to a multiple of the last place of the largest.
-/// Where values are negative and positive, or one is not finite, all of them stay as they are, with
-/// errors of zero.
+/// Values of both signs, or of which one is not finite, stay as they are, with errors of zero.
 void RoundToBinary(float* values, std::int64_t count, float* errors);
 
 /// Encodes like EncodeValues: returns true if all values are the same finite number.

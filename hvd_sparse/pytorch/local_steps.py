@@ -106,8 +106,10 @@ class LocalStepsExchange(GradientExchange):
         """Does nothing: gradients are this rank's own, and differences in flight are not theirs."""
 
     def refuse_if_busy(self, reason: str) -> None:
-        """Waits for a meeting that overlaps local steps; there is nothing to refuse."""
-        self._wait()
+        """Waits for a meeting that overlaps local steps; raises its error if it was refused."""
+        refused = self._wait()
+        if refused is not None:
+            raise refused
 
     @torch.no_grad()
     def _note_common(self) -> None:
@@ -230,9 +232,7 @@ class LocalStepsExchange(GradientExchange):
 
     def local_state(self) -> dict[str, Any]:
         """Returns a copy of all state of local steps, of types that torch.load accepts."""
-        refused = self._wait()
-        if refused is not None:
-            raise refused
+        self.refuse_if_busy("")
         return {
             "interval": self.interval.state(),
             "amid": bool(self.interval.taken or self._start),

@@ -63,6 +63,7 @@ def reset(exchange: GradientExchange | None, state_dict: dict[str, Any]) -> dict
 
 def save(exchange: GradientExchange) -> dict[str, Any]:
     """Returns a copy of this rank's state, of types that torch.load accepts by default."""
+    local = exchange.local_state()  # first: it waits for what is in flight
     return {
         "version": _VERSION,
         "rank": exchange.world.rank,
@@ -76,7 +77,7 @@ def save(exchange: GradientExchange) -> dict[str, Any]:
         "step": exchange.steps,
         "lrs": exchange.rates.state(),
         "tuning": None if exchange.tuner is None else exchange.tuner.state(),
-        "local": exchange.local_state(),
+        "local": local,
     }
 
 

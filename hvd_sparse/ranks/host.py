@@ -61,5 +61,5 @@ class Host(Protocol):
             values: Type of its elements, "float32" or "float16". The time of float16 includes the
                 casts from float32 and back.
             name: Name of the operation.
-            place: Where the tensor lies.
+            place: Device of the tensor.
         """

@@ -218,7 +218,7 @@ def test_a_rank_whose_weights_are_not_finite_stops_no_other(framework):
 
 
 @pytest.mark.usefixtures("several_ranks")
-@pytest.mark.parametrize("name", ["topk", "dense"])
+@pytest.mark.parametrize("name", ["topk", "gtopk", "dense"])
 def test_a_meeting_that_overlaps_the_next_interval_loses_nothing(framework, name):
     model = new(framework, replace(COMPRESSIONS[name], overlap=True))
     common, kept = [model.weights()], [model.residuals()]
