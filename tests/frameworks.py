@@ -118,6 +118,11 @@ class Framework(ABC):
         scales_passes: True if the loss of several passes per step can be scaled.
         fuses: True if the bits of a dense sum may depend on what is summed with it: with more than
             two ranks, its place in a message says in which order these are added up.
+        tells_faults: True if an error tells a NaN from a value beyond float32, for which gradients
+            on the CPU are searched.
+        scales_narrow: True if the loss can be scaled where gradients are float16 or bfloat16.
+        steps_on_device: True if a bucket with `gaussian` and `gtopk` takes its step on the device,
+            which selects other entries where a threshold has missed.
     """
 
     rank: int
@@ -126,6 +131,9 @@ class Framework(ABC):
     refusal: type[Exception]
     scales_passes: bool = True
     fuses: bool = False
+    tells_faults: bool = True
+    scales_narrow: bool = True
+    steps_on_device: bool = False
 
     @abstractmethod
     def model(

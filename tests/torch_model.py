@@ -21,24 +21,27 @@ from tests.frameworks import Arrays
 
 def array_of(tensor: torch.Tensor) -> np.ndarray:
     """Returns a copy of a tensor as float64."""
-    return tensor.detach().double().numpy().copy()
+    return tensor.detach().cpu().double().numpy().copy()
 
 
 def residuals(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Returns this rank's residuals by parameter."""
+    """Returns this rank's residuals by parameter, in memory of the CPU."""
     saved = optimizer.state_dict().get("hvd_sparse")
     if saved is None:
         return {}
     return {
-        name: saved["residuals"].get(name, torch.zeros(numel)).double()
+        name: saved["residuals"].get(name, torch.zeros(numel)).cpu().double()
         for name, numel in saved["layers"].items()
     }
 
 
 def velocities(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Returns this rank's velocities by parameter, if a step with momentum correction was taken."""
+    """Returns this rank's velocities by parameter, if a step with momentum correction was taken.
+
+    They are in memory of the CPU.
+    """
     saved = optimizer.state_dict().get("hvd_sparse", {}).get("velocities", {})
-    return {name: part.double() for name, part in saved.items()}
+    return {name: part.cpu().double() for name, part in saved.items()}
 
 
 class TorchModel(frameworks.Model):
@@ -67,7 +70,10 @@ class TorchModel(frameworks.Model):
         self._steps = 0
         self._scaler: torch.amp.GradScaler | None = None
         if loss_scale is not None:
-            self._scaler = torch.amp.GradScaler("cpu", init_scale=loss_scale)
+            self._scaler = torch.amp.GradScaler(self._device().type, init_scale=loss_scale)
+
+    def _device(self) -> torch.device:
+        return next(self._module.parameters()).device
 
     @property
     def _scaling(self) -> Compression | None:

@@ -25,13 +25,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import run_tests
-from run_tests import REPORTS, ROOT, Cores, Outcome, Stage, pytest_stage
+from run_tests import REPORTS, ROOT, Cores, Outcome, Stage, ddp_stage, pytest_stage
 from sanitize_cuda import TOOLS
 
 PARTS = ("build", "tests", "sanitizers", "benchmark")
 BUILD_SECONDS, TEST_SECONDS, SANITIZER_SECONDS, BENCHMARK_SECONDS = 400.0, 300.0, 100.0, 150.0
 TAKE_HOROVOD = ("tests/unit", "tests/parallel")
 TEST_PROGRAM = "build/cuda/cuda_tests"
+# Variables of the environment of DDP's ranks, which share the GPUs, by the stage's name.
+DDP_STAGES = {
+    "ddp on a GPU": ("HVD_SPARSE_TEST_DEVICE=cuda",),
+    "ddp over NCCL": (
+        "HVD_SPARSE_TEST_DEVICE=cuda",
+        "HVD_SPARSE_TEST_BACKEND=cpu:gloo,cuda:nccl",
+        "HVD_SPARSE_NCCL=1",
+        "CUDA_MODULE_LOADING=EAGER",
+    ),
+}
 FAILURE_LINES, REASON_LINES, FIGURE_LINES = 48, 8, 16  # of the summary
 WIDTH = 140
 
@@ -78,6 +88,9 @@ def stages(part: str, reports: Path) -> Iterator[Stage]:
         for name, ranks in (("devices", 0), ("unit", 0), ("parallel", 2)):
             title, cores = f"{name} on a GPU", Cores.ALL
             stage = pytest_stage(title, f"tests/{name}", ranks=ranks, cores=cores, marked="gpu")
+            yield replace(stage, seconds=TEST_SECONDS)
+        for title, variables in DDP_STAGES.items():
+            stage = ddp_stage(2, Cores.ALL, name=title, variables=variables)
             yield replace(stage, seconds=TEST_SECONDS)
     if part == "sanitizers":
         for tool in TOOLS:

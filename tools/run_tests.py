@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -136,11 +136,14 @@ def pytest_stage(
     return Stage(name, command, report, cores)
 
 
-def ddp_stage(ranks: int, cores: Cores) -> Stage:
-    """Returns a stage that runs the tests of hvd_sparse.ddp on ranks of torchrun."""
-    alone = pytest_stage(f"ddp on {ranks}", "tests/parallel_ddp", cores=cores)
+def ddp_stage(ranks: int, cores: Cores, *, name: str = "", variables: Sequence[str] = ()) -> Stage:
+    """Returns a stage that runs the tests of hvd_sparse.ddp on ranks of torchrun.
+
+    `variables`, each as in "NAME=value", are those of the ranks' environment.
+    """
+    alone = pytest_stage(name or f"ddp on {ranks}", "tests/parallel_ddp", cores=cores)
     launch = ["torchrun", "--standalone", "--nproc-per-node", str(ranks), "--no-python"]
-    return replace(alone, command=[*launch, *alone.command])
+    return replace(alone, command=["env", *variables, *launch, *alone.command])
 
 
 def stages(framework: str) -> Iterator[Stage]:

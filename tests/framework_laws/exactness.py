@@ -163,7 +163,7 @@ def test_a_finite_gradient_beyond_float32_is_refused_as_such_on_all(framework, n
     match = f"rank {framework.size - 1} .* exceeds float32's range"
     with pytest.raises(framework.refusal, match=match) as caught:
         model.step(gradients)
-    assert "NaN" not in str(caught.value)
+    assert framework.tells_faults != ("NaN" in str(caught.value))
     assert all(np.isfinite(part).all() for part in model.residuals().values())
 
 

@@ -100,6 +100,8 @@ def test_nothing_is_lost_in_any_combination(
 ):
     if bad is not None and passes > 1 and not framework.scales_passes:
         pytest.skip("the framework scales the loss of one pass only")
+    if bad is not None and dtype in ("float16", "bfloat16") and not framework.scales_narrow:
+        pytest.skip("the framework scales no loss of this type")
     if not ranks.included():
         return
     compression = new_compression(name, ranks=ranks, passes=passes, clips=clips, momentum=momentum)

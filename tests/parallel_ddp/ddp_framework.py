@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hvd_sparse.compression import Compression
 from hvd_sparse.ddp import attach, load_checkpoint, save_checkpoint
 from hvd_sparse.errors import NonFiniteGradientError
 from tests.frameworks import SHAPES, Arrays, Shapes
-from tests.parallel_ddp.groups import TorchDistributed
+from tests.parallel_ddp.groups import DEVICE, TorchDistributed
 from tests.torch_model import TorchFramework, TorchModel, array_of
 
 # Smaller than the toys, so that DDP has several buckets after its first step.
@@ -59,7 +60,7 @@ class Model(TorchModel):
         module_options: dict[str, Any],
     ) -> None:
         self._dtype = getattr(torch, dtype)
-        toy = Toy(shapes, self._dtype)
+        toy = Toy(shapes, self._dtype).to(DEVICE)
         super().__init__(compression, toy, optimizer=optimizer, rate=rate, loss_scale=loss_scale)
         self._passes = passes
         self._ddp = DistributedDataParallel(toy, **module_options)
@@ -75,7 +76,9 @@ class Model(TorchModel):
     def step(self, gradients: Arrays) -> Arrays | None:
         self._steps += 1
         self._optimizer.zero_grad(set_to_none=self._steps % 2 == 0)
-        given = {name: torch.from_numpy(one).to(self._dtype) for name, one in gradients.items()}
+        given = {
+            name: torch.from_numpy(one).to(DEVICE, self._dtype) for name, one in gradients.items()
+        }
         for left in reversed(range(self._passes)):
             with self._ddp.no_sync() if left else nullcontext():
                 loss = self._ddp(given)
@@ -103,7 +106,7 @@ class Model(TorchModel):
 
 
 class Ddp(TorchFramework):
-    """DistributedDataParallel on the CPU.
+    """DistributedDataParallel, on `groups.DEVICE`.
 
     Args:
         **module_options: Options of DistributedDataParallel.
@@ -111,6 +114,9 @@ class Ddp(TorchFramework):
 
     refusal = NonFiniteGradientError
     fuses = True
+    tells_faults = DEVICE.type == "cpu"
+    scales_narrow = DEVICE.type == "cpu"  # torch's GradScaler takes no such gradients on a GPU
+    steps_on_device = DEVICE.type != "cpu" and os.environ.get("HVD_SPARSE_NCCL") == "1"
 
     def __init__(self, **module_options: Any) -> None:
         self.module_options = module_options
@@ -156,6 +162,6 @@ class Ddp(TorchFramework):
         return torch.stack(rows).numpy()
 
     def reduced(self, values: np.ndarray, dtype: str, op: str, predivide: float) -> np.ndarray:
-        given = torch.from_numpy(values).to(getattr(torch, dtype)).mul_(1 / predivide)
+        given = torch.from_numpy(values).to(DEVICE, getattr(torch, dtype)).mul_(1 / predivide)
         dist.all_reduce(given)
         return array_of(given.mul_(predivide / self.size if op == "Average" else 1.0))

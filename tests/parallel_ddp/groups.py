@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
+
+# Backends of the group of all ranks: "gloo", or "cpu:gloo,cuda:nccl".
+BACKEND = os.environ.get("HVD_SPARSE_TEST_BACKEND", "gloo")
+
+
+def device_of_rank() -> torch.device:
+    """Returns the device of this rank's gradients: the CPU, or a GPU, which ranks may share."""
+    device = torch.device(os.environ.get("HVD_SPARSE_TEST_DEVICE", "cpu"))
+    if device.type == "cpu":
+        return device
+    return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+
+
+DEVICE = device_of_rank()
 
 
 @dataclass(frozen=True)
@@ -34,7 +50,7 @@ class TorchDistributed:
     """torch.distributed as the library that runs the ranks; see tests/rank_guard.py."""
 
     def start(self) -> None:
-        dist.init_process_group("gloo")
+        dist.init_process_group(BACKEND)
 
     def rank(self) -> int:
         return dist.get_rank()

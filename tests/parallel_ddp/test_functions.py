@@ -25,11 +25,16 @@ from hvd_sparse.ddp import (
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
 from tests.dense_sums import DENSE_SUMS
 from tests.parallel_ddp.ddp_framework import Toy
+from tests.parallel_ddp.groups import DEVICE
 
 
 def tensor_of(rank, dtype=torch.float32):
     generator = torch.Generator().manual_seed(rank)
-    return torch.randint(-9, 10, (30, 40), generator=generator).to(dtype)
+    return torch.randint(-9, 10, (30, 40), generator=generator).to(DEVICE, dtype)
+
+
+def residual_of(numel):
+    return torch.zeros(numel, device=DEVICE)
 
 
 def total(tensor, group=None):
@@ -43,7 +48,7 @@ def total(tensor, group=None):
     "compression", [TopK(density=0.05), GTopK, LAGS(adaptive=False), *DENSE_SUMS.values()]
 )
 def test_a_sum_and_what_is_left_are_what_was_given(framework, compression, dtype):
-    tensor, residual = tensor_of(framework.rank, dtype), torch.zeros(1200)
+    tensor, residual = tensor_of(framework.rank, dtype), residual_of(1200)
     for _ in range(3):
         before = residual.double()
         result = sparse_allreduce(
@@ -56,8 +61,8 @@ def test_a_sum_and_what_is_left_are_what_was_given(framework, compression, dtype
 
 
 def test_the_default_is_an_average(framework):
-    tensor = torch.full((20, 20), 6.0)
-    result = sparse_allreduce(tensor, torch.zeros(400), compression=TopK(density=1.0))
+    tensor = torch.full((20, 20), 6.0, device=DEVICE)
+    result = sparse_allreduce(tensor, residual_of(400), compression=TopK(density=1.0))
     assert torch.equal(result, tensor)
 
 
@@ -66,11 +71,11 @@ def test_a_group_sums_by_itself(framework, first_and_last):
     tensor = tensor_of(framework.rank)
     if not first_and_last.included():
         with pytest.raises(InvalidArgumentError, match="group must contain this process"):
-            sparse_allreduce(tensor, torch.zeros(1200), group=dist.GroupMember.NON_GROUP_MEMBER)
+            sparse_allreduce(tensor, residual_of(1200), group=dist.GroupMember.NON_GROUP_MEMBER)
         return
     result = sparse_allreduce(
         tensor,
-        torch.zeros(1200),
+        residual_of(1200),
         compression=TopK(density=1.0),
         op=dist.ReduceOp.SUM,
         group=first_and_last.group,
@@ -80,7 +85,7 @@ def test_a_group_sums_by_itself(framework, first_and_last):
 
 @pytest.mark.usefixtures("several_ranks")
 def test_a_tensor_that_is_not_finite_is_refused_on_all_ranks(framework):
-    tensor, residual = tensor_of(framework.rank), torch.zeros(1200)
+    tensor, residual = tensor_of(framework.rank), residual_of(1200)
     if framework.rank == 0:
         tensor[0, 0] = math.inf
     with pytest.raises(NonFiniteGradientError, match="rank 0"):
@@ -96,7 +101,7 @@ def test_other_reductions_are_refused():
 @pytest.mark.usefixtures("several_ranks")
 def test_the_functions_of_an_optimizer_are_those_of_horovods_interface(framework, verdict):
     verdict(sparse=True)
-    ddp = DistributedDataParallel(Toy())
+    ddp = DistributedDataParallel(Toy().to(DEVICE))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     attach(ddp, optimizer, LAGS(min_numel=64, warmup=None, momentum_correction=0))
     first, told = tuning(optimizer).stage, []
@@ -105,7 +110,7 @@ def test_the_functions_of_an_optimizer_are_those_of_horovods_interface(framework
         mark_step(optimizer, f"step {step}")
         optimizer.zero_grad()
         gradients = framework.integer_gradients(step)
-        ddp({name: torch.from_numpy(one) for name, one in gradients.items()}).backward()
+        ddp({name: torch.from_numpy(one).to(DEVICE) for name, one in gradients.items()}).backward()
         optimizer.step()
     assert [step for step, _ in told] == [0, 4, 8]
     assert told[-1][1]["residual_norm"] >= 0

@@ -23,6 +23,7 @@ from hvd_sparse.errors import (
 )
 from tests.frameworks import SHAPES
 from tests.parallel_ddp.ddp_framework import BUCKET_MB, Ddp, Toy
+from tests.parallel_ddp.groups import DEVICE
 from tests.torch_model import array_of
 from tests.torch_model import residuals as residuals_of
 
@@ -38,7 +39,7 @@ def network(**options):
     torch.manual_seed(0)
     layers = torch.nn.Linear(20, 40), torch.nn.ReLU(), torch.nn.Linear(40, 10)
     options = {"bucket_cap_mb": BUCKET_MB, **options}
-    return DistributedDataParallel(torch.nn.Sequential(*layers), **options)
+    return DistributedDataParallel(torch.nn.Sequential(*layers).to(DEVICE), **options)
 
 
 def attached(ddp, compression=EVERYTHING, *, kind=torch.optim.SGD, **options):
@@ -49,7 +50,7 @@ def attached(ddp, compression=EVERYTHING, *, kind=torch.optim.SGD, **options):
 
 def batch(step, framework):
     generator = torch.Generator().manual_seed(100 * step + framework.rank)
-    return torch.randn(8, 20, generator=generator)
+    return torch.randn(8, 20, generator=generator).to(DEVICE)
 
 
 def residuals(optimizer):
@@ -62,7 +63,7 @@ def weights_of(module):
 
 def integers(framework, step):
     given = framework.integer_gradients(step).items()
-    return {name: torch.from_numpy(one).float() for name, one in given}
+    return {name: torch.from_numpy(one).to(DEVICE).float() for name, one in given}
 
 
 # ---- Options of the module -----------------------------------------------------------------------
@@ -89,7 +90,7 @@ def test_nothing_is_lost_with_any_option(options, preset):
 
 
 def test_several_forward_passes_add_up(framework):
-    ddp = DistributedDataParallel(Toy(), bucket_cap_mb=BUCKET_MB)
+    ddp = DistributedDataParallel(Toy().to(DEVICE), bucket_cap_mb=BUCKET_MB)
     optimizer = attached(ddp, TopK(density=0.1, **SMALL), op=dist.ReduceOp.SUM)
     for step in range(3):
         optimizer.zero_grad()
@@ -103,7 +104,7 @@ def test_several_forward_passes_add_up(framework):
 
 
 def test_a_backward_pass_onto_an_average_is_exchanged_with_it(framework):
-    ddp = DistributedDataParallel(Toy(), bucket_cap_mb=BUCKET_MB)
+    ddp = DistributedDataParallel(Toy().to(DEVICE), bucket_cap_mb=BUCKET_MB)
     optimizer = attached(ddp, TopK(density=0.1, **SMALL), op=dist.ReduceOp.SUM)
     ddp(integers(framework, 0)).backward()
     found = {name: array_of(one.grad) for name, one in ddp.module.named_parameters()}
@@ -175,7 +176,7 @@ def test_gradients_of_another_optimizer_are_averaged_dense(framework):
 
 @pytest.mark.usefixtures("several_ranks")
 def test_a_rank_without_data_takes_part_in_join(framework):
-    ddp = DistributedDataParallel(Toy(), bucket_cap_mb=BUCKET_MB)
+    ddp = DistributedDataParallel(Toy().to(DEVICE), bucket_cap_mb=BUCKET_MB)
     optimizer = attached(ddp, TopK(density=0.1, **SMALL), op=dist.ReduceOp.SUM)
     owed = dict.fromkeys(SHAPES, 0.0)
     with Join([ddp]):
@@ -203,7 +204,9 @@ def test_layers_are_computed_again_with_activation_checkpointing(framework, reen
         def forward(self, rows):
             return self.last(checkpoint(self.first, rows, use_reentrant=reentrant).relu())
 
-    ours, theirs = (DistributedDataParallel(Again(), bucket_cap_mb=BUCKET_MB) for _ in range(2))
+    ours, theirs = (
+        DistributedDataParallel(Again().to(DEVICE), bucket_cap_mb=BUCKET_MB) for _ in range(2)
+    )
     optimizers = attached(ours), torch.optim.SGD(theirs.parameters(), lr=RATE)
     for step in range(3):
         for ddp, optimizer in zip((ours, theirs), optimizers, strict=True):
@@ -218,6 +221,7 @@ def test_layers_are_computed_again_with_activation_checkpointing(framework, reen
 def test_a_compiled_model_is_attached(framework, inside):
     torch.manual_seed(0)
     layers = torch.nn.Sequential(torch.nn.Linear(20, 40), torch.nn.ReLU(), torch.nn.Linear(40, 10))
+    layers = layers.to(DEVICE)
     if inside:
         layers = torch.compile(layers, backend="aot_eager")
     model = ddp = DistributedDataParallel(layers)  # the compiler wants buckets of 1 MB and more
@@ -299,7 +303,7 @@ def test_a_step_with_gradients_of_this_rank_alone_is_refused(framework):
 @pytest.mark.usefixtures("several_ranks")
 @pytest.mark.parametrize("rows", [10, 1000])  # of 4 kB; DDP's first bucket holds a megabyte
 def test_a_step_after_a_backward_pass_without_some_gradients_is_refused(rows):
-    ddp = DistributedDataParallel(Toy({"unused": (50, 40), "used": (rows, 1000)}))
+    ddp = DistributedDataParallel(Toy({"unused": (50, 40), "used": (rows, 1000)}).to(DEVICE))
     ddp.module.forward = lambda: ddp.module.used.sum()
     optimizer = attached(ddp)
     ddp().backward()

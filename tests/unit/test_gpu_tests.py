@@ -53,7 +53,7 @@ def test_without_a_gpu_only_the_build_runs_and_the_rest_is_said_to_be_skipped(
     assert (summary.failed, summary.not_run) == (False, True)
     summary.show([])
     said = capsys.readouterr().out
-    assert said.count("skipped: no device: libcuda.so.1 is not there") == 11
+    assert said.count("skipped: no device: libcuda.so.1 is not there") == 13
     assert "not everything ran" in said
 
 
@@ -61,7 +61,8 @@ def test_with_a_gpu_the_parts_that_were_asked_for_run(run, tmp_path, monkeypatch
     monkeypatch.setattr(gpu_tests.shutil, "which", lambda name: name)
     summary = run_parts(["sanitizers", "tests"], GPU, tmp_path)
     tools = ["memcheck", "racecheck", "synccheck", "initcheck"]
-    assert run == [*tools, "C++", "devices on a GPU", "unit on a GPU", "parallel on a GPU"]
+    python = [f"{name} on a GPU" for name in ("devices", "unit", "parallel", "ddp")]
+    assert run == [*tools, "C++", *python, "ddp over NCCL"]
     assert (summary.failed, summary.not_run) == (False, False)
 
 
