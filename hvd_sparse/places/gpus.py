@@ -23,10 +23,7 @@ def require_gpus(found: str) -> None:
 def problem_of_gpus() -> str | None:
     """Returns why this build cannot use GPUs, or what it does instead; None if it can use them."""
     if not _core.with_cuda:
-        return (
-            "exchanges on the CPU only: build hvd_sparse with HVD_SPARSE_WITH_CUDA=1 (no GPU has "
-            "run that part so far)"
-        )
+        return "exchanges on the CPU only: build hvd_sparse with HVD_SPARSE_WITH_CUDA=1"
     try:
         _core.cuda_devices()
     except UnavailableError as error:

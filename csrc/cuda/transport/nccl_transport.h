@@ -17,7 +17,7 @@
 /// capture with cudaStreamCaptureModeThreadLocal. Await cannot be captured. Either all ranks
 /// capture, or none.
 ///
-/// No GPU has run this: it was tested against a library that stands in for NCCL.
+/// It was tested against a library that stands in for NCCL, and between two ranks on one GPU.
 
 #ifndef HVD_SPARSE_CUDA_TRANSPORT_NCCL_TRANSPORT_H_
 #define HVD_SPARSE_CUDA_TRANSPORT_NCCL_TRANSPORT_H_

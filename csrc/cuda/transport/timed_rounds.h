@@ -6,7 +6,7 @@
 /// add the CPU's polling, which a bucket pays once and not in every round. If enqueuing takes
 /// longer than the work, the device idles in between, and the times include that.
 ///
-/// No GPU has run this.
+/// Several GPUs have not run this.
 
 #ifndef HVD_SPARSE_CUDA_TRANSPORT_TIMED_ROUNDS_H_
 #define HVD_SPARSE_CUDA_TRANSPORT_TIMED_ROUNDS_H_
