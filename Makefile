@@ -183,16 +183,22 @@ aarch64: $(ENV_STAMP) ## compiles the core for aarch64
 # GPU; the others take both, and without a GPU their tests are skipped. NCCL is that of torch, if any;
 # where it can, it lets the ranks of a test share a GPU.
 CUDA_OPTIONS := -DHVD_SPARSE_WITH_CUDA=1
+CUDA_FOLDER := build/cuda
 CUDA_PROGRAMS := cuda_tests without_nccl_tests
 CUDA_TARGETS := cudaprograms cudatest cudasan gputest
 $(CUDA_TARGETS): export HVD_SPARSE_NCCL_LIBRARY ?= \
   $(shell $(PY) -c "import runpy; print(*runpy.run_path('hvd_sparse/nccl.py')['package_libraries']()[:1])")
 $(CUDA_TARGETS): export NCCL_MULTI_RANK_GPU_ENABLE ?= 1
 .PHONY: cuda $(CUDA_TARGETS)
+# cudaends compiles for the oldest and the newest of them alone, which takes a third of the time.
+.PHONY: cudaends
+cudaends: CUDA_FOLDER := build/cuda_ends
+cudaends: CUDA_OPTIONS += -DHVD_SPARSE_CUDA_ENDS=ON
+cudaends: cuda ## compiles csrc/cuda/ for the oldest GPU and the newest
 cuda: $(ENV_STAMP) ## compiles csrc/cuda/ for all GPUs that nvcc knows
-	@cmake -S . -B build/cuda -G Ninja --log-level=WARNING -DHVD_SPARSE_BUILD_PYTHON=OFF $(CUDA_OPTIONS)
-	@ninja -C build/cuda --quiet hvd_sparse_cuda
-	@echo "csrc/cuda/ compiles for $$(grep -oh 'sm_[0-9]*' build/cuda/build.ninja | sort -Vu | xargs)"
+	@cmake -S . -B $(CUDA_FOLDER) -G Ninja --log-level=WARNING -DHVD_SPARSE_BUILD_PYTHON=OFF $(CUDA_OPTIONS)
+	@ninja -C $(CUDA_FOLDER) --quiet hvd_sparse_cuda
+	@echo "csrc/cuda/ compiles for $$(grep -oh 'sm_[0-9]*' $(CUDA_FOLDER)/build.ninja | sort -Vu | xargs)"
 	@cd benchmarks && $(PY) -c "import cub_pieces; print(cub_pieces.compile_for('sm_80'))"
 
 cudaprograms: $(ENV_STAMP)

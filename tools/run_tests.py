@@ -199,7 +199,7 @@ def stages(framework: str) -> Iterator[Stage]:
     cpptest = ["make", "-o", "build", "cpptest"]  # the make target of this has built the module
     yield Stage("C++", cpptest, ROOT / "build" / "tests" / "report.xml")
     if shutil.which("nvcc"):  # compiles for GPUs, but needs none
-        yield Stage("CUDA", ["make", "cuda"])
+        yield Stage("CUDA", ["make", "cudaends"])
     if framework in ("all", "torch"):
         # Alone, as it is a build: sdists, of which a unit test makes one, meet in one folder.
         alone = [sys.executable, "tools/try_torch_alone.py"]
@@ -229,6 +229,8 @@ def long_stages(framework: str) -> Iterator[Stage]:
         yield ddp_stage(4, Cores.ALL)
         yield pytest_stage("long jobs", "tests/jobs", cores=Cores.ALL, marked="long")
         yield Stage("emulated GPU", ["make", "-o", "build", "emulated"])
+    if shutil.which("nvcc"):
+        yield Stage("CUDA", ["make", "cuda"])
 
 
 def count(report: Path) -> Count:
