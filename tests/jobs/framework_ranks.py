@@ -1,9 +1,9 @@
 """Exchanges the same gradients through one framework; writes averages and residuals to a file.
 
-  framework_ranks.py torch|tensorflow FOLDER [--every-pair]
+  framework_ranks.py torch|tensorflow FOLDER
 
-It covers every collective and every sparsifier; with --every-pair, every pair. Run by
-test_frameworks.py, which compares the files.
+It covers every pair of a collective and a sparsifier. Run by test_frameworks.py, which compares the
+files.
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ STEPS = 3
 Step = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
 
 
-def compressions(*, every_pair: bool) -> Iterator[Compression]:
+def compressions() -> Iterator[Compression]:
     """Yields compressions with collectives and sparsifiers in pairs, and a few of their options."""
-    assert len(COLLECTIVES) == len(SPARSIFIERS)
-    pairs = itertools.product if every_pair else zip
     common = {"density": 0.02, "adaptive": False, "min_numel": 1, "rescale_residual": False}
-    for collective, sparsifier in pairs(COLLECTIVES, SPARSIFIERS):
+    for collective, sparsifier in itertools.product(COLLECTIVES, SPARSIFIERS):
         yield LAGS(collective=collective, sparsifier=sparsifier, bucket_numel=4000, **common)
     yield LAGS(collective="gtopk", values="bfloat16", indices="packed", slack=2.0, **common)
     yield LAGS(collective="allgather", values="float16", bucket_numel=1, **common)
@@ -114,13 +112,13 @@ def horovod_of(framework: str) -> ModuleType:
     return hvd
 
 
-def main(framework: str, folder: str, *options: str) -> None:
+def main(framework: str, folder: str) -> None:
     """Runs a few steps of each compression."""
     rank = horovod_of(framework).rank()
     through = {"torch": through_torch, "tensorflow": through_tensorflow}[framework]
     gradients = [gradients_of(rank, step) for step in range(STEPS)]
     found = {}
-    for compression in compressions(every_pair="--every-pair" in options):
+    for compression in compressions():
         for step, (averages, left) in enumerate(through(compression, gradients)):
             for name in SHAPES:
                 found[f"{compression} step {step} average of {name}"] = averages[name]

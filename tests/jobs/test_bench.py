@@ -69,6 +69,7 @@ def test_a_bench_under_torchrun_compares_with_torch_distributed(tmp_path):
     assert network.dense16.seconds(1 << 20) > 0
 
 
+@pytest.mark.long  # the next test shows it under mpirun
 def test_a_wrong_option_under_torchrun_is_explained(tmp_path):
     job = bench_under_torchrun(2, "--save", str(tmp_path / "missing" / "cluster.json"))
     assert job.status != 0

@@ -14,7 +14,9 @@ def failed(job: Job, *ranks: int) -> bool:
     return all(f"rank {rank} ended with status 1" in job.output for rank in ranks)
 
 
-@pytest.mark.parametrize("fault", [long("kill"), long("kill in backward"), "kill in wait"])
+# test_timeline.py and "kill in construction" below show it in part.
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["kill", "kill in backward", "kill in wait"])
 def test_mpirun_ends_the_job_of_a_killed_rank(fault):
     job = mpirun(2, [FAULTY, fault], timeout=60)
     assert job.status != 0, job.output
@@ -22,8 +24,10 @@ def test_mpirun_ends_the_job_of_a_killed_rank(fault):
 
 
 # Other tests cover these in part: ranks that are killed in another phase or stopped, "model" below,
-# test_transports.py over Gloo, and tests/parallel with all ranks.
+# test_transports.py over Gloo, and tests/parallel with all ranks. While ranks connect, it is rank 0
+# that is killed here, and tests/csrc/lifeline_test.cc ends another one.
 SHOWN_ELSEWHERE = (
+    "kill while connecting",
     "kill in backward",
     "kill while others compute",
     "kill in wait",
@@ -53,7 +57,8 @@ def test_a_fault_of_one_rank_ends_all_in_time_or_is_survived(fault):
 # In its third step the rank fails in the second interval of 2 local steps, or at the meeting that
 # ends one of 3.
 @pytest.mark.parametrize(
-    ("name", "local_steps"), [("kill", 2), ("exception", 2), ("kill in exchange", 3)]
+    ("name", "local_steps"),
+    [("kill", 2), pytest.param("exception", 2, marks=pytest.mark.long), ("kill in exchange", 3)],
 )
 def test_a_rank_that_fails_amid_local_steps_ends_all_in_time(name, local_steps):
     fault = next(one for one in FAULTS if one.name == name)

@@ -18,14 +18,16 @@ def passed(job: Job) -> bool:
     return job.status == 0 and " passed" in job.output and " failed" not in job.output
 
 
-def test_gloo():
+# test_tcp_under_mpirun compares bits over TCP, too.
+@pytest.mark.parametrize("laws", ["not bits_of_the_core", long("bits_of_the_core")])
+def test_gloo(laws):
     program = [
         *PYTEST,
         "tests/parallel/test_transport.py",
         "tests/parallel/test_torch_optimizer.py",
         "tests/parallel/test_torch_laws.py",
         "tests/parallel/test_torch_tuning.py::test_the_real_planner_decides_the_same_everywhere",
-        "-k=not over_several_steps and not any_number_type and not every_collective",
+        f"-k=not over_several_steps and not any_number_type and not every_collective and {laws}",
     ]
     job = horovodrun(2, program, timeout=SECONDS, options=("--gloo",))
     assert passed(job), job.output
@@ -71,8 +73,8 @@ def test_horovod_over_gloo_may_be_shut_down_and_initialised_again():
 
 
 # Over Gloo, Horovod notices that a rank has died, and fails before its messages are missed. Stopped
-# ranks are tested over MPI.
-OVER_GLOO = ("kill in exchange", "kill while others compute", "late", long("stop for 3 s"))
+# ranks are tested over MPI, and test_tensorflow.py kills a rank over Gloo while others compute.
+OVER_GLOO = ("kill in exchange", long("kill while others compute"), "late", long("stop for 3 s"))
 
 
 @pytest.mark.parametrize("name", OVER_GLOO)

@@ -20,6 +20,7 @@ from cluster_network import ClusterError, Shape
 from virtual_cluster import VirtualCluster
 
 from tests.jobs.launch import ROOT
+from tests.jobs.marks import long
 
 pytestmark = pytest.mark.timed
 REASON = virtual_cluster.why_not()
@@ -172,7 +173,7 @@ def test_rates_are_read_as_tc_reads_them(text, bits):
 
 
 @builds
-@pytest.mark.parametrize("ranks_per_host", [1, 2])
+@pytest.mark.parametrize("ranks_per_host", [1, long(2)])
 def test_dense_sums_are_right_over_links_and_none_is_faster_than_its_bytes(
     tmp_path, ranks_per_host
 ):
