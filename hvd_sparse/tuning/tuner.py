@@ -15,7 +15,6 @@ has measured in them, and rank 0 makes every decision that depends on measured t
 from __future__ import annotations
 
 import enum
-import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -30,9 +29,8 @@ from hvd_sparse.planning import in_16_bits
 from hvd_sparse.planning.calibrate import calibrated, delayed
 from hvd_sparse.planning.network import Network
 from hvd_sparse.planning.plan import BucketPlan, Plan
-from hvd_sparse.planning.planner import Rules, make_plan, rules_of
+from hvd_sparse.planning.planner import make_plan, rules_of
 from hvd_sparse.planning.profile import Machine, Profile
-from hvd_sparse.quantities import shown_seconds
 from hvd_sparse.tuning.decision import Channel, Decision
 from hvd_sparse.tuning.settled_state import SettledState
 from hvd_sparse.tuning.step_rows import (
@@ -43,6 +41,7 @@ from hvd_sparse.tuning.step_rows import (
     profile_of,
     slowest_step,
 )
+from hvd_sparse.tuning.verdict_text import verdict
 
 # Steps of a kind before the timed ones, in which caches, connections and thresholds settle.
 SKIPPED_STEPS = 2
@@ -379,7 +378,7 @@ class Tuner:
         if self._floor > self._rules.density:
             return
         if self._is_rank0 and self.tuning.sparse is not self._said:
-            log.logger.log(*verdict(self.tuning))
+            log.logger.log(*verdict(self.tuning, margin=MARGIN))
         self._said = self.tuning.sparse
 
 
@@ -391,55 +390,3 @@ def steps_between(tuning: Tuning) -> int:
     slowdown = max(sparse, dense) / min(sparse, dense) - 1
     compared = SKIPPED_STEPS + TIMED_STEPS + _DECISION_STEPS
     return max(LEAST_SETTLED_STEPS, round(compared * slowdown / COMPARISON_SHARE))
-
-
-def verdict(tuning: Tuning) -> tuple[int, str]:
-    """Returns log level and text: how gradients are exchanged from now on, and the numbers why."""
-    plan = tuning.plan
-    assert plan is not None
-    dense = _shown(tuning.dense_seconds)
-    found = (
-        f"a step takes {_shown(tuning.sparse_seconds)} sparse, {dense} dense "
-        f"(predicted {_shown(plan.step_seconds)}, {_shown(plan.dense_seconds)})"
-    )
-    narrow = _narrow(tuning)
-    if tuning.sparse:
-        waits = f"an entry waits {plan.waits:.3g} steps on average"
-        level = logging.WARNING if narrow else logging.INFO
-        return level, f"gradients travel sparse: {found}; {waits}{narrow}"
-    if plan.dense:
-        margin, found = Rules.margin, f"a step takes {dense}, and no sparse plan is predicted to be"
-    else:
-        margin, found = MARGIN, f"{found}, and sparse ones must be"
-    return logging.WARNING, (
-        f"gradients travel dense: {found} {100 * margin:g} % faster. Compression helps on slower "
-        "networks or with larger models; adaptive=False sends sparse gradients all the same"
-        f"{narrow}"
-    )
-
-
-def _narrow(tuning: Tuning) -> str:
-    """Returns a sentence about dense steps in 16 bits if they are faster by the margin; else ""."""
-    narrow = tuning.dense16_seconds
-    step = tuning.sparse_seconds if tuning.sparse else tuning.dense_seconds
-    if narrow is None or step is None or narrow >= (1 - MARGIN) * step:
-        return ""
-    assert tuning.profile is not None
-    own = in_16_bits.own_step(tuning.profile)
-    ours = (
-        ""
-        if own is None
-        else (
-            'compression=Dense(values="bfloat16"), which keeps rounding errors and is predicted '
-            f"to take {shown_seconds(own)}, or "
-        )
-    )
-    return (
-        f". If gradients are float32, a dense step in 16 bits takes {shown_seconds(narrow)} "
-        f"(simulated with sums of float16 that were timed), and this one {shown_seconds(step)}: "
-        f"use {ours}Horovod's Compression.fp16 or DDP's fp16_compress_hook"
-    )
-
-
-def _shown(seconds: float | None) -> str:
-    return "an unknown time" if seconds is None else shown_seconds(seconds)
