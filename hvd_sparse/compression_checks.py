@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hvd_sparse.collectives import SHARD_SUM
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.local_steps import AVERAGES, MOST_LOCAL_STEPS, AdaComm, Outer
+from hvd_sparse.local_steps import AVERAGES, KEEP_TO_SHARE, MOST_LOCAL_STEPS, AdaComm, Outer
 from hvd_sparse.schedules import checked_count
 from hvd_sparse.sparsifiers import Sparsifier
 
@@ -65,7 +65,7 @@ def _check_binary(compression: Compression) -> None:
 def _check_local_steps(compression: Compression) -> None:
     """Raises InvalidArgumentError for options that do not go with a compression's local steps."""
     steps = compression.local_steps
-    if not isinstance(steps, AdaComm) and steps != "auto":
+    if not isinstance(steps, AdaComm) and steps != KEEP_TO_SHARE:
         steps = checked_count("local_steps", steps, low=1, high=MOST_LOCAL_STEPS)
         object.__setattr__(compression, "local_steps", steps)
     if not isinstance(compression.outer, Outer):

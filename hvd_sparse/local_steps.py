@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hvd_sparse.errors import InvalidArgumentError, RanksDisagreeError
+from hvd_sparse.errors import InvalidArgumentError, RanksDisagreeError, UnsupportedError
 from hvd_sparse.log import logger
 from hvd_sparse.schedules import checked_count, checked_number
 
@@ -17,7 +17,9 @@ MOST_LOCAL_STEPS = 1 << 20
 # Small models learned clearly less where a meeting sent a hundredth of a difference.
 _LEAST_DENSITY = 0.05
 
-# With "auto": local steps at first and at most, and the share of the time that meetings may take.
+# A rule for the number of local steps: as few as keep meetings to a share of the time; the number
+# at first and at most, and the share.
+KEEP_TO_SHARE = "auto"
 _AUTO_FIRST = 4
 _AUTO_MOST = 32
 _AUTO_SHARE = 0.1
@@ -105,6 +107,25 @@ def first_of(local_steps: int | str | AdaComm) -> int:
     if isinstance(local_steps, AdaComm):
         return local_steps.first
     return _AUTO_FIRST if isinstance(local_steps, str) else local_steps
+
+
+def check_job(*, elastic: bool, averages: bool) -> None:
+    """Raises UnsupportedError for jobs in which ranks cannot take local steps.
+
+    Args:
+        elastic: True if ranks may join and leave.
+        averages: True if results are averages over the ranks, False if they are sums.
+    """
+    if elastic:
+        raise UnsupportedError(
+            "local_steps cannot be used in an elastic job: ranks that leave amid an interval would "
+            "take their steps with them"
+        )
+    if not averages:
+        raise UnsupportedError(
+            "local_steps needs averages: the sum of all ranks' differences would move the weights "
+            "by as many times their steps"
+        )
 
 
 def warn_of_density(density: float) -> None:
@@ -227,7 +248,7 @@ class Interval:
         self._began = self._clock()
         self._meeting = self._began - self._met
         rows = [_Report(*row) for row in reports]
-        if isinstance(self._rule, str):  # "auto"
+        if self._rule == KEEP_TO_SHARE:
             self._keep_to_share(rows)
         elif isinstance(self._rule, AdaComm):
             self._follow_loss(self._rule, rows)

@@ -16,10 +16,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from hvd_sparse.errors import (
-    NonFiniteGradientError,
-    UnsupportedError,
-)
+from hvd_sparse.errors import NonFiniteGradientError
 from hvd_sparse.exchange.messages import Messages
 from hvd_sparse.local_steps import Interval, Outer, warn_of_density
 from hvd_sparse.pytorch import guards
@@ -27,7 +24,7 @@ from hvd_sparse.pytorch.gradient_exchange import GradientExchange, Phase
 from hvd_sparse.pytorch.parameters import NamedParameters
 from hvd_sparse.pytorch.settings import Settings
 from hvd_sparse.pytorch.slots import DeliveredSlot, Slot
-from hvd_sparse.ranks.world import World, in_elastic_job
+from hvd_sparse.ranks.world import World
 
 
 class DifferenceSlot(DeliveredSlot):
@@ -289,19 +286,3 @@ class _OuterSteps:
 
 def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: one.clone() for name, one in tensors.items()}
-
-
-def check_local_steps(settings: Settings) -> None:
-    """Raises UnsupportedError for what local steps cannot do, before anything is sent."""
-    if not settings.compression.is_local:
-        return
-    if in_elastic_job():
-        raise UnsupportedError(
-            "local_steps cannot be used in an elastic job: ranks that leave amid an interval would "
-            "take their steps with them"
-        )
-    if not settings.reduction.averages:
-        raise UnsupportedError(
-            "local_steps needs averages: the sum of all ranks' differences would move the weights "
-            "by as many times their steps"
-        )

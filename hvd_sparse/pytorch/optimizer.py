@@ -11,11 +11,12 @@ import torch
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.exchange.messages import Messages
+from hvd_sparse.local_steps import check_job
 from hvd_sparse.pytorch.attachment import Attachment, attachment_of, require_attachment
 from hvd_sparse.pytorch.devices import common_device
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange
 from hvd_sparse.pytorch.host import TorchHost
-from hvd_sparse.pytorch.local_steps import LocalStepsExchange, check_local_steps
+from hvd_sparse.pytorch.local_steps import LocalStepsExchange
 from hvd_sparse.pytorch.owner import weakly
 from hvd_sparse.pytorch.parameters import NamedParameters, describe, name_parameters
 from hvd_sparse.pytorch.places import place_of
@@ -145,7 +146,8 @@ def connect(
         for name, param in named:
             check_parameter(name, param)
         check_devices(named, settings.compression)
-        check_local_steps(settings)
+        if settings.compression.is_local:
+            check_job(elastic=in_elastic_job(), averages=settings.reduction.averages)
         if in_elastic_job() or host.has_peers() or _acts_alone(settings, host):
             check_dense(named, settings.compression, host)
     except Exception as error:

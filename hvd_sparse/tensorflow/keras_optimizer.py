@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from hvd_sparse.compression import as_compression, is_sparse_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
+from hvd_sparse.local_steps import check_job
 from hvd_sparse.ranks.world import in_elastic_job
 from hvd_sparse.tensorflow import compat, loss_scaling
 from hvd_sparse.tensorflow.accumulation import Accumulation
@@ -92,7 +93,7 @@ def distribute_keras_3(
         ).of_optimizer(optimizer)
         reduce = _sparsely(settings, process_set, optimizer)
         if chosen.is_local:
-            _check_local_steps(settings)
+            check_job(elastic=in_elastic_job(), averages=settings.reduction.averages)
             local_steps = LocalSteps(chosen, local.around(reduce))
         if settings.dampening > 0:
             momentum = MovedMomentum(
@@ -184,17 +185,6 @@ def _refuse_loss_scaling(*_: Any) -> NoReturn:
         "local_steps cannot be used under loss scaling, where a rank may skip a step: use the "
         "policy mixed_bfloat16"
     )
-
-
-def _check_local_steps(settings: Settings) -> None:
-    """Raises UnsupportedError for what local steps cannot do."""
-    if in_elastic_job():
-        raise UnsupportedError(
-            "local_steps cannot be used in an elastic job: ranks that leave amid an interval would "
-            "take their steps with them"
-        )
-    if not settings.reduction.averages:
-        raise UnsupportedError("local_steps needs averages, not op=Sum")
 
 
 def refuse_amid_step(optimizer: Any) -> None:
