@@ -87,6 +87,7 @@ class ShardSum {
   class Step;
 
   static constexpr int kSlots = 3;
+  static constexpr auto kHeaderBytes = static_cast<std::int64_t>(sizeof(BlockHeader));
 
   /// Values of one shard and one chunk, coded together.
   struct Piece {
