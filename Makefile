@@ -268,7 +268,7 @@ adapters: $(ADAPTER_TOOLS) ## installs Lightning, Accelerate and transformers; p
 
 $(ADAPTER_TOOLS): | $(ENV_STAMP)
 	@rm -rf build/adapters && mkdir -p build/adapters
-	@pip install --quiet --disable-pip-version-check --no-deps --target $@.part -r tools/adapters_requirements.txt >&2
+	@pip install --quiet --disable-pip-version-check --no-deps --no-compile --target $@.part -r tools/adapters_requirements.txt >&2
 	@mv $@.part $@
 
 .PHONY: torchalone

@@ -17,8 +17,12 @@ CONSTRAINTS = Path(__file__).parent / "constraints" / "{}.{}.txt".format(*sys.ve
 
 
 def pip_install(*arguments: str, may_fail: bool = False) -> bool:
-    """Runs pip install; returns true if it succeeded, or exits if it had to."""
+    """Runs pip install; returns true if it succeeded, or exits if it had to.
+
+    Python compiles what is imported; of all modules, which takes half a minute, that is a part.
+    """
     command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
+    command += ["--no-compile"]
     output = subprocess.PIPE if may_fail else None
     done = subprocess.run([*command, *arguments], stdout=output, stderr=output, text=True)
     if done.returncode != 0 and not may_fail:
