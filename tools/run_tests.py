@@ -168,15 +168,6 @@ def stages(framework: str) -> Iterator[Stage]:
         others = [f"--ignore={path}" for path in (*FAULTS, *DDP_JOBS)]
         marked = "not long and not timed"
         yield pytest_stage("jobs", "tests/jobs", *others, cores=Cores.SOME, marked=marked)
-    if framework in ("all", "tensorflow"):
-        yield pytest_stage(
-            "tensorflow on 2",
-            "tests/parallel_tensorflow",
-            ranks=2,
-            cores=Cores.SOME,
-            environment=UNHURRIED,
-        )
-    if framework in ("all", "torch"):
         yield pytest_stage("faults", *FAULTS, cores=Cores.SOME)
         yield pytest_stage("ddp jobs", *DDP_JOBS, cores=Cores.SOME)
         yield pytest_stage(
@@ -214,12 +205,30 @@ def stages(framework: str) -> Iterator[Stage]:
             )
         yield ddp_stage(3, Cores.ALL)
         yield pytest_stage("timed jobs", "tests/jobs", cores=Cores.ALL, marked="not long and timed")
+    if framework in ("all", "tensorflow"):
+        # Alone: an operation of Horovod takes seconds instead of milliseconds where another stage
+        # has the cores.
+        yield pytest_stage(
+            "tensorflow on 2",
+            "tests/parallel_tensorflow",
+            ranks=2,
+            cores=Cores.ALL,
+            environment=UNHURRIED,
+        )
 
 
 def long_stages(framework: str) -> Iterator[Stage]:
     """Yields the slow stages: other numbers of ranks, and tests that are marked `long`."""
     if framework in ("all", "tensorflow"):
-        yield pytest_stage("tensorflow on 3", "tests/parallel_tensorflow", ranks=3, cores=Cores.ALL)
+        for ranks, marked in ((2, "long"), (3, "")):
+            yield pytest_stage(
+                f"tensorflow on {ranks}",
+                "tests/parallel_tensorflow",
+                ranks=ranks,
+                cores=Cores.ALL,
+                marked=marked,
+                environment=UNHURRIED,
+            )
     if framework in ("all", "torch"):
         for ranks in (2, 3, 4):
             yield pytest_stage(

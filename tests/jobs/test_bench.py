@@ -10,7 +10,7 @@ import pytest
 from hvd_sparse.collectives import COLLECTIVES
 from hvd_sparse.planning.cluster import Cluster
 from tests.jobs.launch import mpirun, run
-from tests.jobs.marks import long
+from tests.marks import long
 from tests.profiles import deep_profile
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.jobs.launch import environment, free_port, run
-from tests.jobs.marks import long
+from tests.marks import long
 
 PROGRAM = "tests/jobs/ddp_ranks.py"
 STEPS = 14

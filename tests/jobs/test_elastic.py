@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.jobs.elastic_job import HOSTS, ElasticJob
-from tests.jobs.marks import long
+from tests.marks import long
 
 PROGRAM = "tests/jobs/elastic_ranks.py"
 TENSORFLOW = "tests/jobs/elastic_tensorflow_ranks.py"

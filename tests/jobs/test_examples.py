@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.jobs.launch import horovodrun, run
-from tests.jobs.marks import long
+from tests.marks import long
 
 TINY = {
     "pytorch_digits.py": ["--epochs", "2", "--batch-size", "64"],

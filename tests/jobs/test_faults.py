@@ -6,7 +6,7 @@ import pytest
 
 from tests.jobs.faults import FAULTS, FAULTY, LAST_STEP, break_job
 from tests.jobs.launch import Job, free_port, mpirun, mpirun_without_help
-from tests.jobs.marks import long
+from tests.marks import long
 
 
 def failed(job: Job, *ranks: int) -> bool:

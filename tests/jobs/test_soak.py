@@ -7,8 +7,8 @@ import json
 import pytest
 
 from tests.jobs.launch import mpirun
-from tests.jobs.marks import long
 from tests.jobs.soak import Reading, problems_of
+from tests.marks import long
 
 SOAK = ["-m", "tests.jobs.soak"]
 # Too few exchanges to warm a process up: only a coarse leak shows.

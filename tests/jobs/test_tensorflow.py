@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tests.jobs.launch import free_port, mpirun, mpirun_without_help
-from tests.jobs.marks import long
+from tests.marks import long
 
 PROGRAM = "tests/jobs/tensorflow_ranks.py"
 SECONDS = 60.0

@@ -6,7 +6,7 @@ import pytest
 
 from tests.jobs.faults import FAULTS, FAULTY, LAST_STEP, break_job
 from tests.jobs.launch import Job, free_port, horovodrun, mpirun
-from tests.jobs.marks import long
+from tests.marks import long
 
 PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no"]
 SECONDS = 120.0

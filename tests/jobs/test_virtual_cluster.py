@@ -20,7 +20,7 @@ from cluster_network import ClusterError, Shape
 from virtual_cluster import VirtualCluster
 
 from tests.jobs.launch import ROOT
-from tests.jobs.marks import long
+from tests.marks import long
 
 pytestmark = pytest.mark.timed
 REASON = virtual_cluster.why_not()

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tests.framework_laws.fixtures import folder, several_ranks
 from tests.parallel_tensorflow.tensorflow_framework import TensorFlow
+from tests.parallel_tensorflow.turns import take_turns
 from tests.quick_measuring import quick_measuring
 from tests.rank_guard import Horovod, hooks
 from tests.verdict import verdict
@@ -22,6 +23,11 @@ for gpu in GPUS:  # the ranks share them
     tf.config.experimental.set_memory_growth(gpu, True)
 
 globals().update(hooks(Horovod("horovod.tensorflow")))
+
+
+def pytest_itemcollected(item):
+    """Marks combinations of laws as long that repeat what PyTorch shows."""
+    take_turns(item)
 
 
 @pytest.fixture

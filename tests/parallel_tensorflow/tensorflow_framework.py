@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,9 @@ from tests import frameworks
 from tests.frameworks import SHAPES, Arrays, Framework, Shapes
 from tests.parallel_tensorflow.ranks import a_name, loss_of
 
-MODES: dict[str, Callable[[Any], Any]] = {"eager": lambda step: step, "graph": tf.function}
+# The step has no control flow for AutoGraph to rewrite, and rewriting takes longer than tracing.
+in_a_graph = functools.partial(tf.function, autograph=False)
+MODES: dict[str, Callable[[Any], Any]] = {"eager": lambda step: step, "graph": in_a_graph}
 
 
 def array_of(tensor: Any) -> np.ndarray:
@@ -124,7 +127,7 @@ class ThroughATape(Model):
         if self.compression is not None and self.compression.rescale_residual:
             self._exchange["learning_rate"] = self._optimizer.learning_rate
         self._traces = 0  # two if the first one makes variables
-        self._traced = mode is tf.function
+        self._traced = mode is in_a_graph
         self._train = mode(self._exchange_and_apply)
 
     def _exchange_and_apply(self, gradients: list[tf.Tensor | None]) -> list[tf.Tensor | None]:

@@ -67,19 +67,20 @@ def trainable(model):
     return [variable.value for variable in model.trainable_variables]
 
 
-# Horovod's own compressions and sparse ones, in each execution mode.
+# Horovod's own compressions and sparse ones, in each execution mode; every one of both is in a test
+# that is not long, but for SBC, which the laws train.
 @pytest.mark.parametrize(
     ("compression", "way"),
     [
         ("none", "graph"),
-        ("none", "auto"),
+        pytest.param("none", "auto", marks=pytest.mark.long),
         ("fp16", "eager"),
         ("lags", "graph"),
         ("topk", "auto"),
         ("gtopk", "eager"),
-        ("sbc", "graph"),
+        pytest.param("sbc", "graph", marks=pytest.mark.long),
         ("dense", "graph"),
-        ("dense", "eager"),
+        pytest.param("dense", "eager", marks=pytest.mark.long),
     ],
 )
 def test_weights_are_bitwise_equal_after_fit(compression, way):
