@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NoReturn
 from hvd_sparse.collectives import SHARD_SUM, find_collective
 from hvd_sparse.compression_checks import check_choice, check_parts, checked_slack
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
-from hvd_sparse.local_steps import AVERAGES, AdaComm, Outer, first_of
+from hvd_sparse.local_steps import AVERAGED, AVERAGES, LOCAL, AdaComm, Outer, first_of
 from hvd_sparse.schedules import Warmup, checked_count, checked_density, checked_number
 from hvd_sparse.sparsifiers import Sparsifier, as_sparsifier
 
@@ -25,6 +25,7 @@ CHOICES = {
     "indices": (AUTO, "plain", "packed"),
     "values": (AUTO, "float32", "bfloat16", "float16", "int8", "int4", "ternary", "binary"),
     "plan": ("simulated", "paper"),
+    "moments": (LOCAL, AVERAGED),
 }
 
 _TOP_K = as_sparsifier("top_k")
@@ -103,10 +104,12 @@ class Compression:
             AdaComm, which changes their number as the loss falls; or "auto": as few, up to 32, as
             make meetings take a tenth of the time. At a meeting, the difference between each rank's
             weights and the last common ones takes the part of the gradient: it joins the residual,
-            and what is exchanged moves the common weights, with which all ranks continue. Moments
-            of optimizers and statistics of batch normalisation stay each rank's own. Optimizers of
-            Keras 3 take a number alone.
+            and what is exchanged moves the common weights, with which all ranks continue.
+            Statistics of batch normalisation stay each rank's own. Optimizers of Keras 3 take a
+            number alone.
         outer: The optimizer of the common weights, with local steps.
+        moments: With local steps, "local": the moments of the ranks' optimizers stay their own;
+            "averaged": each meeting averages them, as a dense sum of the host's. PyTorch only.
         overlap: True to exchange differences while the ranks take the next local steps: what is
             delivered moves the common weights one meeting later. PyTorch only.
         residual_decay: Factor in (0, 1] of the residual before each step's gradient is added. Below
@@ -143,6 +146,7 @@ class Compression:
     quality_every: int | None = None
     local_steps: int | str | AdaComm = 1
     outer: Outer = AVERAGES
+    moments: str = LOCAL
     overlap: bool = False
     residual_decay: float = 1.0
 

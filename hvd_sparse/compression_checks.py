@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 from hvd_sparse.collectives import SHARD_SUM
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.local_steps import AVERAGES, KEEP_TO_SHARE, MOST_LOCAL_STEPS, AdaComm, Outer
+from hvd_sparse.local_steps import (
+    AVERAGES,
+    KEEP_TO_SHARE,
+    LOCAL,
+    MOST_LOCAL_STEPS,
+    AdaComm,
+    Outer,
+)
 from hvd_sparse.schedules import checked_count
 from hvd_sparse.sparsifiers import Sparsifier
 
@@ -71,13 +78,18 @@ def _check_local_steps(compression: Compression) -> None:
     if not isinstance(compression.outer, Outer):
         raise InvalidArgumentError(f"outer must be an Outer, got {compression.outer!r}")
     if not compression.is_local:
-        for name, default in (("outer", AVERAGES), ("overlap", False)):
+        for name, default in (("outer", AVERAGES), ("overlap", False), ("moments", LOCAL)):
             value = getattr(compression, name)
             if value != default:
                 raise InvalidArgumentError(
                     f"{name} needs local_steps above 1, got local_steps 1 and {value!r}"
                 )
         return
+    if compression.overlap and compression.moments != LOCAL:
+        raise InvalidArgumentError(
+            f"moments must be {LOCAL!r} with overlap, under which no step waits for a meeting, got "
+            f"{compression.moments!r}"
+        )
     for name, acts in (
         ("momentum_correction", bool(compression.own_momentum)),
         ("clip_norm", compression.clip_norm is not None),

@@ -14,6 +14,9 @@ from hvd_sparse.schedules import checked_count, checked_number
 
 MOST_LOCAL_STEPS = 1 << 20
 
+# What becomes of the moments of the ranks' optimizers at a meeting.
+LOCAL, AVERAGED = "local", "averaged"
+
 # Small models learned clearly less where a meeting sent a hundredth of a difference.
 _LEAST_DENSITY = 0.05
 

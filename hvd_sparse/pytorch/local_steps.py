@@ -18,9 +18,10 @@ from torch.utils.hooks import RemovableHandle
 
 from hvd_sparse.errors import NonFiniteGradientError
 from hvd_sparse.exchange.messages import Messages
-from hvd_sparse.local_steps import Interval, Outer, warn_of_density
-from hvd_sparse.pytorch import guards
+from hvd_sparse.local_steps import AVERAGED, Interval, Outer, warn_of_density
+from hvd_sparse.pytorch import guards, moments
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange, Phase
+from hvd_sparse.pytorch.host import TorchHost
 from hvd_sparse.pytorch.parameters import NamedParameters
 from hvd_sparse.pytorch.settings import Settings
 from hvd_sparse.pytorch.slots import DeliveredSlot, Slot
@@ -56,6 +57,8 @@ class LocalStepsExchange(GradientExchange):
         settings: Settings,
         *,
         world: World,
+        host: TorchHost,
+        prefix: str,
         messages: Messages,
         **options: Any,
     ) -> None:
@@ -72,12 +75,16 @@ class LocalStepsExchange(GradientExchange):
         self._start: dict[str, torch.Tensor] = {}
         self._averages: dict[str, torch.Tensor] = {}
         self._messages = messages
+        self._host, self._name_of_moments = host, f"{prefix}.moments"
+        self._averages_moments = compression.moments == AVERAGED
         updated = {id(param) for group in optimizer.param_groups for param in group["params"]}
         super().__init__(
             optimizer,
             [(name, param) for name, param in named if id(param) in updated],
             replace(settings, compression=compression.of_differences()),
             world=world,
+            host=host,
+            prefix=prefix,
             messages=messages,
             **options,
         )
@@ -149,10 +156,21 @@ class LocalStepsExchange(GradientExchange):
             refused = self._finish() or refused
             self._start = {}
             self._set(self._common)
+            if self._averages_moments and refused is None:
+                self._average_moments()
         self._checksum = 0
         self.interval.meet(reports)
         if refused is not None:
             raise refused
+
+    def _average_moments(self) -> None:
+        found = moments.moments_of(self._owner(), (slot.param for slot in self._slots))
+        try:
+            moments.average(
+                found, messages=self._messages, host=self._host, name=self._name_of_moments
+            )
+        except BaseException as error:
+            raise self._end(error)  # noqa: B904  # mostly the same error
 
     @torch.no_grad()
     def _send(self, *, overlaps: bool) -> None:

@@ -13,6 +13,7 @@ from hvd_sparse.compression import AUTO, Compression, as_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.exchange.local_share import check_not_twice
 from hvd_sparse.exchange.reduction import Reduction, checked_reduction
+from hvd_sparse.local_steps import LOCAL
 from hvd_sparse.ranks.world import may_have_peers
 from hvd_sparse.tensorflow import compat
 from hvd_sparse.tensorflow.momentum import momentum_to_move
@@ -197,10 +198,10 @@ class Settings:
 
 def _check_options(compression: Compression) -> None:
     """Raises UnsupportedError for options of a compression that only PyTorch has."""
-    for name, default in (("residual_decay", 1.0), ("overlap", False)):
+    for name, default in (("residual_decay", 1.0), ("overlap", False), ("moments", LOCAL)):
         value = getattr(compression, name)
         if value != default:
-            raise UnsupportedError(f"{name} must be {default} in TensorFlow, got {value}")
+            raise UnsupportedError(f"{name} must be {default!r} in TensorFlow, got {value!r}")
 
 
 def _keeps_all(compression: Compression) -> bool:

@@ -136,6 +136,23 @@ def test_a_rank_keeps_its_own_moments(framework):
 
 
 @pytest.mark.usefixtures("several_ranks")
+@pytest.mark.parametrize("optimizer", ["Adam", "RMSprop"])
+def test_a_meeting_averages_moments_where_it_is_asked_to(framework, optimizer):
+    own = new(framework, SPARSE, optimizer=optimizer, rate=0.5)
+    model = new(framework, replace(SPARSE, moments="averaged"), optimizer=optimizer, rate=0.5)
+    for one in (own, model):
+        interval(framework, one, 0)
+    assert same(model.weights(), own.weights())
+    for averaged, moment in zip(model.moments(), own.moments(), strict=True):
+        everywhere = framework.gathered(moment.ravel())
+        np.testing.assert_allclose(averaged.ravel(), everywhere.mean(axis=0), rtol=1e-6, atol=1e-6)
+        everywhere = framework.gathered(averaged.ravel())
+        assert all(np.array_equal(everywhere[0], other) for other in everywhere[1:])
+    interval(framework, model, 5)
+    framework.assert_same_on_all_ranks(model.weights())
+
+
+@pytest.mark.usefixtures("several_ranks")
 def test_narrow_weights_move_by_less_than_their_last_place(framework):
     model = new(framework, TopK(density=1.0, min_numel=1, local_steps=1 + 1), dtype="bfloat16")
     model.fill(256.0)

@@ -40,6 +40,12 @@ def reported(interval, *, loss=None, rate=0.1, weights=0):
         ({"local_steps": 4, "rescale_residual": True}, "rescale_residual acts on gradients"),
         ({"outer": Outer(lr=0.5)}, "outer needs local_steps above 1"),
         ({"overlap": True}, "overlap needs local_steps above 1"),
+        ({"moments": "averaged"}, "moments needs local_steps above 1"),
+        ({"local_steps": 4, "moments": "mean"}, "moments must be one of local, averaged, got"),
+        (
+            {"local_steps": 4, "moments": "averaged", "overlap": True},
+            "moments must be 'local' with overlap",
+        ),
         ({"local_steps": 4, "overlap": 1}, "overlap must be True or False, got 1"),
         ({"local_steps": 4, "outer": 0.5}, "outer must be an Outer, got 0.5"),
         ({"residual_decay": 0.0}, r"residual_decay must be a number in \(0"),
