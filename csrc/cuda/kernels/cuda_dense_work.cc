@@ -181,23 +181,27 @@ class CudaDenseWork final : public DenseWork {
   }
 
   /// Copies values from the device that need no code: those of the own shard or, if `all`, of all
-  /// pieces. Neighbours travel together.
+  /// pieces. Neighbours travel together, but for those of the own shard and others: one copy must
+  /// not span two allocations, even if one lies right behind the other.
   void FetchValues(Span<const DensePiece> pieces, bool all) {
     std::int64_t begin = 0, count = 0;  // not copied yet
     std::uint8_t* to = nullptr;
+    bool into_own = false;
     const auto copy = [&] {
       Copy(memory_->before + begin, count, reinterpret_cast<float*>(to), cudaMemcpyDeviceToHost,
            memory_->stream.get());
     };
     for (const DensePiece& piece : pieces) {
       if (piece.own == nullptr && !all) continue;
-      auto* const next =
-          piece.own == nullptr ? piece.code : reinterpret_cast<std::uint8_t*>(piece.own);
-      const bool follows = begin + count == piece.begin && to + 4 * count == next;
+      const bool is_own = piece.own != nullptr;
+      auto* const next = is_own ? reinterpret_cast<std::uint8_t*>(piece.own) : piece.code;
+      const bool follows =
+          is_own == into_own && begin + count == piece.begin && to + 4 * count == next;
       if (!follows) {
         copy();
         begin = piece.begin;
         to = next;
+        into_own = is_own;
         count = 0;
       }
       count += piece.feedback.residual.size;

@@ -20,6 +20,7 @@ enum cudaError_t {
   cudaErrorInsufficientDriver,
   cudaErrorInvalidConfiguration,
   cudaErrorInvalidDevice,
+  cudaErrorInvalidValue,
   cudaErrorMemoryAllocation,
   cudaErrorNoDevice,
   cudaErrorNoKernelImageForDevice,
@@ -61,6 +62,13 @@ inline std::atomic<bool (*)()> device_is_idle{nullptr};  ///< null: idle; false:
 inline std::atomic<bool> streams_capture{false};         ///< all of them, into a graph
 inline std::atomic<bool> another_captures{false};    ///< a thread, in cudaStreamCaptureModeGlobal
 inline std::atomic<bool (*)()> has_memory{nullptr};  ///< asked at each allocation; null: always
+
+/// Pinned memory of this thread is taken from here on, allocations right behind each other, as a
+/// driver may place them; null: from anywhere.
+inline thread_local char* pinned_from = nullptr;
+
+/// Returns true unless an allocation ends within these bytes. A copy of others is an error.
+bool LiesInOnePiece(const void* begin, std::size_t bytes);
 
 /// Called when an event is recorded on a stream, and when a stream is made to wait for one.
 inline std::atomic<void (*)(cudaStream_t, cudaEvent_t, bool waits)> at_event{nullptr};
@@ -216,6 +224,9 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes
                                    cudaStream_t stream) {
   hvd_sparse::emulation::Given(stream);
   ++emulated_calls.copies;
+  for (const void* begin : {static_cast<const void*>(to), from}) {
+    if (!hvd_sparse::emulation::LiesInOnePiece(begin, bytes)) return cudaErrorInvalidValue;
+  }
   hvd_sparse::emulation::Copy(stream, to, from, bytes);
   return cudaSuccess;
 }

@@ -20,6 +20,7 @@ enum class Kind { kPlain, kPinned, kDevice };  // kPlain: CUDA does not know of 
 struct Piece {
   std::size_t bytes;
   Kind kind;
+  bool is_lent = false;  // from emulation::pinned_from
 };
 
 /// Allocations by address; accesses to the map order nothing.
@@ -31,23 +32,36 @@ class Pieces {
     const std::lock_guard lock(mutex_);
     pieces_[static_cast<const char*>(begin)] = piece;
   }
-  void Remove(const void* begin) {
+  Piece Remove(const void* begin) {
     const emulation::UnseenLocks unseen_locks;
     const emulation::Unseen unseen;
     const std::lock_guard lock(mutex_);
-    pieces_.erase(static_cast<const char*>(begin));
+    const auto node = pieces_.extract(static_cast<const char*>(begin));
+    return node.empty() ? Piece{0, Kind::kPlain} : node.mapped();
   }
   Kind KindOf(const void* address) {
     const emulation::UnseenLocks unseen_locks;
     const std::lock_guard lock(mutex_);
-    const auto* const byte = static_cast<const char*>(address);
-    const auto behind = pieces_.upper_bound(byte);
-    if (behind == pieces_.begin()) return Kind::kPlain;
-    const auto& [begin, piece] = *std::prev(behind);
-    return byte < begin + piece.bytes ? piece.kind : Kind::kPlain;
+    return Rest(address).kind;
+  }
+  bool Holds(const void* begin, std::size_t bytes) {
+    const emulation::UnseenLocks unseen_locks;
+    const std::lock_guard lock(mutex_);
+    const Piece rest = Rest(begin);
+    return rest.kind == Kind::kPlain || bytes <= rest.bytes;
   }
 
  private:
+  /// Returns the part of an allocation that begins at an address.
+  Piece Rest(const void* address) const {
+    const auto* const byte = static_cast<const char*>(address);
+    const auto behind = pieces_.upper_bound(byte);
+    if (behind == pieces_.begin()) return {0, Kind::kPlain};
+    const auto& [begin, piece] = *std::prev(behind);
+    if (byte >= begin + piece.bytes) return {0, Kind::kPlain};
+    return {static_cast<std::size_t>(begin + piece.bytes - byte), piece.kind};
+  }
+
   std::mutex mutex_;
   std::map<const char*, Piece> pieces_;
 };
@@ -59,6 +73,12 @@ cudaError_t Allocate(void** memory, std::size_t bytes, Kind kind) {
   bool (*const has_memory)() = emulation::has_memory;
   if (has_memory != nullptr && !has_memory()) return cudaErrorMemoryAllocation;
   ++emulated_calls.allocations;
+  if (kind == Kind::kPinned && emulation::pinned_from != nullptr) {
+    *memory = emulation::pinned_from;
+    emulation::pinned_from += bytes;
+    pieces.Add(*memory, {bytes, kind, true});
+    return cudaSuccess;
+  }
   constexpr std::size_t kAlignment = 256;
   const std::size_t rounded = (bytes / kAlignment + 1) * kAlignment;
   *memory = std::aligned_alloc(kAlignment, rounded);
@@ -84,6 +104,10 @@ void CopyWhatIsRead(void* to, const void* from, std::size_t bytes) {
 
 }  // namespace
 
+bool hvd_sparse::emulation::LiesInOnePiece(const void* begin, std::size_t bytes) {
+  return pieces.Holds(begin, bytes);
+}
+
 cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
   return Allocate(memory, bytes, Kind::kDevice);
 }
@@ -98,8 +122,7 @@ cudaError_t cudaFree(void* memory) {
 cudaError_t cudaFreeHost(void* memory) {
   if (memory == nullptr) return cudaSuccess;
   ++emulated_calls.frees;
-  pieces.Remove(memory);
-  std::free(memory);
+  if (!pieces.Remove(memory).is_lent) std::free(memory);
   return cudaSuccess;
 }
 
