@@ -76,6 +76,10 @@ TODAY = {
     },
     "local 8, LAGS .01": local("LAGS(adaptive=False, local_steps=8)"),
     "local 8, dense, overlap": local("Dense(local_steps=8, overlap=True)"),
+    "local 8, dense, moments averaged": local("Dense(local_steps=8, moments='averaged')"),
+    "local 8, LAGS .1, moments averaged": local(
+        "LAGS(adaptive=False, density=0.1, warmup=None, local_steps=8, moments='averaged')"
+    ),
     "local 16, dense, Nesterov": local(
         "Dense(local_steps=16, outer=Outer(lr=0.7, momentum=0.9, nesterov=True))"
     ),
