@@ -145,6 +145,12 @@ void BindEngine(py::module_& m) {
           "commit",
           [](const BoundEngine& self, const std::string& refuse) { self->Commit(refuse); },
           py::arg("refuse"), py::call_guard<gil_scoped_release>())
+      .def(
+          "commit_part",
+          [](const BoundEngine& self, int op, const std::string& refuse) {
+            self->CommitPart(op, refuse);
+          },
+          py::arg("op"), py::arg("refuse"), py::call_guard<gil_scoped_release>())
       .def_property_readonly("came", [](const BoundEngine& self) { return self->Came(); })
       .def_property_readonly("residual_norms",
                              [](const BoundEngine& self) { return self->ResidualNorms(); })

@@ -1,5 +1,6 @@
 #include "csrc/exchange/dense_path.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace hvd_sparse {
@@ -41,7 +42,7 @@ void DensePath::Begin(StreamHandle stream) {
   const std::lock_guard lock(mutex_);
   stream_ = stream;
   joined_.clear();
-  refused_ = false;
+  refused_ = op_refused_ = false;
 }
 
 void DensePath::Join(const DenseInFlight& op, const std::vector<GradView>& gradients) {
@@ -87,27 +88,40 @@ void DensePath::Refuse() {
   refused_ = true;
 }
 
+void DensePath::SettleOp(std::size_t op, bool refused) {
+  const std::lock_guard lock(mutex_);
+  op_refused_ = op_refused_ || refused;
+  const auto found = std::find_if(joined_.begin(), joined_.end(),
+                                  [op](const Joined& one) { return one.op.number == op; });
+  if (found == joined_.end()) return;
+  refused ? Decay(*found, stream_) : Set(*found);
+  joined_.erase(found);
+}
+
 bool DensePath::Settle() {
   const std::lock_guard lock(mutex_);
   if (refused_) return false;
-  for (const Joined& one : joined_) {
-    const Span<float> residual = one.op.residual;
-    if (one.op.velocity.size > 0) kernels_.Copy(one.op.next, one.op.velocity, stream_);
-    if (residual.size == 0) continue;
-    bool has_rounding = false;
-    std::int64_t offset = 0;
-    for (std::size_t i = 0; i < one.numels.size(); ++i) {
-      const Span<float> part = residual.Sub(offset, one.numels[i]);
-      has_rounding =
-          kernels_.SetResidual(*residuals_after_[one.op.number][i], part, stream_) || has_rounding;
-      offset += one.numels[i];
-    }
-    pending_[one.op.number] = false;
-    has_rounding_[one.op.number] = has_rounding;
-  }
+  for (const Joined& one : joined_) Set(one);
   joined_.clear();
-  any_pending_ = false;
+  any_pending_ = any_pending_ && op_refused_;
   return true;
+}
+
+/// Sets residual and velocity of an op whose sum is applied.
+void DensePath::Set(const Joined& one) {
+  const Span<float> residual = one.op.residual;
+  if (one.op.velocity.size > 0) kernels_.Copy(one.op.next, one.op.velocity, stream_);
+  if (residual.size == 0) return;
+  bool has_rounding = false;
+  std::int64_t offset = 0;
+  for (std::size_t i = 0; i < one.numels.size(); ++i) {
+    const Span<float> part = residual.Sub(offset, one.numels[i]);
+    has_rounding =
+        kernels_.SetResidual(*residuals_after_[one.op.number][i], part, stream_) || has_rounding;
+    offset += one.numels[i];
+  }
+  pending_[one.op.number] = false;
+  has_rounding_[one.op.number] = has_rounding;
 }
 
 }  // namespace hvd_sparse

@@ -67,6 +67,10 @@ class DensePath {
   /// like those of ops that are exchanged.
   void Refuse();
 
+  /// Ends the step for one op, before the others: sets residual and velocity as Settle does, or
+  /// leaves them as Refuse does, on all ranks alike.
+  void SettleOp(std::size_t op, bool refused);
+
   /// Ends the step. Unless it was refused, sets the residuals that were added to their rounding
   /// errors, and the velocities to what Kernels::Join found. Returns true unless it was refused.
   bool Settle();
@@ -78,6 +82,7 @@ class DensePath {
   };
 
   void Decay(const Joined& one, StreamHandle stream) const;
+  void Set(const Joined& one);
 
   const Kernels& kernels_;
   mutable std::mutex mutex_;
@@ -85,7 +90,8 @@ class DensePath {
   std::vector<bool> pending_;       // by op: this rank's residual is pending
   std::vector<bool> has_rounding_;  // by op: it may hold a rounding error, which is not added
   bool any_pending_;
-  bool refused_ = false;  // this step
+  bool refused_ = false;     // this step
+  bool op_refused_ = false;  // one of its ops
   std::vector<Joined> joined_;
 
   // By op, one per gradient:

@@ -241,6 +241,38 @@ const BucketStats& Exchange::Stats(int bucket) const {
   return const_cast<Exchange*>(this)->SlotOf(bucket).bucket->stats();
 }
 
+/// Commits an arrived bucket, or undoes its part in the step if `why` says that no rank applies it.
+/// The caller holds the mutex.
+void Exchange::Settle(const std::string& why, Slot* slot) {
+  if (slot->selected) {
+    why.empty() ? slot->bucket->Commit() : slot->bucket->PutBack(*slot->kernels);
+  }
+  slot->selected = false;
+  slot->written.reset();
+}
+
+void Exchange::CommitBucket(int id, const std::string& refuse) {
+  std::string why;
+  {
+    std::unique_lock lock(mutex_);
+    if (ended_) {
+      lock.unlock();
+      ThrowEnded();
+    }
+    Slot& slot = SlotOf(id);
+    Require(slot.state == State::kArrived, "bucket '", slot.bucket->spec().name,
+            "' is committed once in a step, after it has arrived");
+    why = slot.bucket->Problem();
+    if (why.empty()) why = refuse;
+    Settle(why, &slot);
+    slot.state = State::kCommitted;
+  }
+  if (!why.empty()) {
+    Throw(ErrorKind::kNonFinite, why,
+          ": no rank applies this bucket, and the residuals keep all its finite entries");
+  }
+}
+
 void Exchange::Commit(const std::string& refuse) {
   std::string why;
   {
@@ -250,7 +282,7 @@ void Exchange::Commit(const std::string& refuse) {
       ThrowEnded();
     }
     for (auto& slot : slots_) {
-      if (slot->state == State::kIdle) continue;
+      if (slot->state == State::kIdle || slot->state == State::kCommitted) continue;
       Bucket& bucket = *slot->bucket;
       Require(slot->state == State::kArrived, "the step cannot end: bucket '", bucket.spec().name,
               "' is in flight");
@@ -258,11 +290,7 @@ void Exchange::Commit(const std::string& refuse) {
     }
     if (why.empty()) why = refuse;
     for (auto& slot : slots_) {
-      if (slot->selected) {
-        why.empty() ? slot->bucket->Commit() : slot->bucket->PutBack(*slot->kernels);
-      }
-      slot->selected = false;
-      slot->written.reset();
+      Settle(why, slot.get());
       slot->state = State::kIdle;
     }
     ++steps_;

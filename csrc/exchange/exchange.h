@@ -88,7 +88,11 @@ class Exchange {
 
   const BucketStats& Stats(int bucket) const;
 
-  /// Commits the step, once Wait has returned true for every started bucket.
+  /// Commits one bucket of the step, once Wait has returned true for it; the others go on. Throws
+  /// NonFinite as Commit does, for this bucket alone.
+  void CommitBucket(int bucket, const std::string& refuse);
+
+  /// Commits the rest of the step, once Wait has returned true for every started bucket.
   ///
   /// Throws NonFinite, on every rank alike, if a gradient or a sum was not finite, or if `refuse`
   /// is not empty (also on all ranks alike): every residual is then what it was after Accumulate.
@@ -148,6 +152,7 @@ class Exchange {
     kStarted,   // a thread of the exchange has it, or will have it
     kEnqueued,  // a device has its whole step
     kArrived,
+    kCommitted,  // by itself; other buckets of the step may be on their way
   };
   struct Slot {
     explicit Slot(Exchange* exchange)
@@ -196,6 +201,7 @@ class Exchange {
   void End(const Error& error) noexcept { End(error, error.what()); }
   void End(const Error& error, const char* reason) noexcept;
   bool HasEnded() const;
+  void Settle(const std::string& why, Slot* slot);
   void PutBackAll();
   void LeakToMpi();
   void CheckBy(void (Communicator::*check)());

@@ -84,9 +84,7 @@ bool StepEngine::Launch(int op, const std::vector<GradView>& gradients,
 
 bool StepEngine::HandOver(int op, const std::vector<GradView>& gradients,
                           const std::vector<float>& decays, Done done, Origin origin) {
-  Require(0 <= op && op < static_cast<int>(op_states_.size()), "op must lie in [0, ",
-          op_states_.size(), "), got ", op);
-  const auto number = static_cast<std::size_t>(op);
+  const std::size_t number = Checked(op);
   const std::int64_t numel =
       std::accumulate(gradients.begin(), gradients.end(), std::int64_t{0},
                       [](std::int64_t sum, const GradView& one) { return sum + one.numel; });
@@ -129,6 +127,12 @@ bool StepEngine::HandOver(int op, const std::vector<GradView>& gradients,
     throw EndByCaught("op ", op);
   }
   return true;
+}
+
+std::size_t StepEngine::Checked(int op) const {
+  Require(0 <= op && op < static_cast<int>(op_states_.size()), "op must lie in [0, ",
+          op_states_.size(), "), got ", op);
+  return static_cast<std::size_t>(op);
 }
 
 /// Starts all buckets whose turn it is. One thread at a time does that, so that the order holds;
@@ -229,6 +233,28 @@ void StepEngine::Commit(const std::string& refuse) {
     NoteResidual(steps_ + 1);
   }
   EndStep(true);
+}
+
+void StepEngine::CommitPart(int op, const std::string& refuse) {
+  const std::size_t number = Checked(op);
+  int bucket = DrivenBucket::kDense;
+  {
+    const std::lock_guard lock(mutex_);
+    Require(begun_ && op_states_.Complete(), "a part of a step is committed once all ops of the ",
+            "step were handed over");
+    bucket = layout_.bucket_of(number).bucket;
+  }
+  try {
+    if (bucket != DrivenBucket::kDense) return exchange_->CommitBucket(bucket, refuse);
+    exchange_->Check();
+    dense_path_.SettleOp(number, !refuse.empty());
+    if (!refuse.empty()) {
+      Throw(ErrorKind::kNonFinite, refuse,
+            ": no rank applies this sum, and the residual keeps what was to be added to it");
+    }
+  } catch (...) {
+    throw EndByCaught("the end of a bucket");
+  }
 }
 
 void StepEngine::NoteResidual(std::int64_t step) {

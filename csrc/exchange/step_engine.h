@@ -5,6 +5,9 @@
 ///     Wait()                         once all ops were handed over: the results have arrived
 ///     Commit()                       commits the step, on all ranks or on none
 ///
+/// Or a caller that applies a bucket before others have arrived waits for it, by Exchange::Wait,
+/// and commits it alone, by CommitPart.
+///
 /// An op is a group of gradients that are handed over together: those of one layer or several. A
 /// bucket is one op or several. Buckets start in one order, the same on every rank, whatever order
 /// their ops come in: each waits for those before it. Nothing is applied before all ranks commit
@@ -99,6 +102,11 @@ class StepEngine {
   /// nothing was applied.
   void Commit(const std::string& refuse);
 
+  /// Commits what belongs to an op: its bucket, which has arrived, or the op alone if it is sent
+  /// dense; Commit then commits the rest of the step. All ops were handed over before. Throws
+  /// NonFinite as Commit does; then nothing of this part was applied.
+  void CommitPart(int op, const std::string& refuse);
+
   /// Returns when each op of this step was handed over, in seconds from the first; NaN: it was not.
   std::vector<double> Came() const;
 
@@ -181,6 +189,7 @@ class StepEngine {
   bool HasAllOf(std::size_t bucket) const;
   void Start(std::size_t bucket);
   void EndStep(bool counts);
+  std::size_t Checked(int op) const;
   Error EndBy(Error error) const;
 };
 

@@ -34,7 +34,8 @@ class Steps:
     """Takes the gradients of each step in any order, exchanges them, and commits the step.
 
     An op is a group of gradients that are handed over together. In each step: `begin`, `launch`
-    once for each op, `wait`, `commit`. If anything raises in between, `abandon` ends the step.
+    once for each op, `wait`, `commit`. If anything raises in between, `abandon` ends the step. Before
+    `wait`, `commit_part` may wait for parts of the step and commit them alone.
 
     Args:
         exchange: The exchange. It has the buckets below and no others; closing it ends the steps.
@@ -56,6 +57,7 @@ class Steps:
         rules: _core.StepRules,
     ) -> None:
         self._exchange = exchange
+        self._committed: set[int] = set()  # buckets of this step
         self.count = 0
         self._steps = exchange.make_engine(op_sizes, buckets, rules)
         self.room = self._steps.room
@@ -187,13 +189,39 @@ class Steps:
         timeline = self._exchange.timeline
         if timeline is not None:
             for bucket in self._exchange.buckets:
-                self._exchange.wait(bucket)  # draws it
+                if bucket not in self._committed:
+                    self._exchange.wait(bucket)  # draws it
+        self._committed.clear()
         with self._exchange.acknowledging():
             stats = self._engine.wait()
         return tuple(
             BucketStats.of(self._exchange.name_of(bucket), one)
             for bucket, one in zip(self._exchange.buckets, stats, strict=True)
         )
+
+    def commit_part(self, op: int, *, bucket: int | None, refuse: str | None = None) -> None:
+        """Waits for a bucket of the step, all of whose ops were launched, and commits it alone.
+
+        Args:
+            op: An op of the bucket.
+            bucket: The exchange's number of the bucket. None: the op is sent dense, its sum has
+                arrived, and it is committed alone.
+            refuse: A reason not to apply it, found by all ranks alike.
+
+        Raises:
+            NonFiniteGradientError: As from `commit`, for this part alone.
+            ExchangeFailedError: The exchange has ended; the residuals keep what was not applied.
+        """
+        if bucket is not None:
+            self._exchange.wait(bucket)
+            self._committed.add(bucket)
+        try:
+            with self._exchange.acknowledging():
+                self._engine.commit_part(op, refuse or "")
+        except NonFiniteGradientError as error:
+            if self._exchange.timeline is not None:
+                self._exchange.timeline.refused(str(error))
+            raise
 
     def commit(self, refuse: str | None = None) -> None:
         """Commits the step, all of whose ops were launched and waited for.
@@ -222,5 +250,6 @@ class Steps:
 
     def abandon(self) -> None:
         """Gives up the step of an exchange that has ended; its memory is then the caller's."""
+        self._committed.clear()
         if not self._exchange.closed and not self._exchange.inherited:
             self._engine.abandon()

@@ -206,6 +206,55 @@ TEST(StepEngine, AGradientThatIsNotFiniteRefusesTheStepOnAllRanks) {
   });
 }
 
+TEST(StepEngine, PartsAreCommittedAlone) {
+  OnRanks(2, {1, 1, -1}, [](EngineRank& rank) {
+    rank.residual.assign(rank.residual.size(), 1.0f);
+    rank.Begin();
+    for (int op = 0; op < kOps; ++op) rank.Launch(op);
+    for (const int bucket : {1, 0}) {
+      while (!rank.exchange.Wait(bucket, 1)) {
+      }
+      rank.engine.CommitPart(bucket, "");
+    }
+    ASSERT_EQ(rank.Unsent(), kNumel);  // of the dense op, whose sum has not arrived yet
+    rank.engine.CommitPart(2, "");
+    ASSERT_EQ(rank.Unsent(), 0);
+    ASSERT_EQ(rank.engine.steps(), 0);
+    rank.WaitAndCommit();
+    ASSERT_EQ(rank.engine.steps(), 1);
+    rank.Step();
+    ASSERT_EQ(rank.engine.steps(), 2);
+  });
+}
+
+TEST(StepEngine, ARefusedPartLeavesTheOthersAlone) {
+  OnRanks(2, {1, 1, -1}, [](EngineRank& rank) {
+    rank.residual.assign(rank.residual.size(), 1.0f);
+    if (rank.exchange.Rank() == 1) rank.gradients[5] = std::numeric_limits<float>::quiet_NaN();
+    rank.Begin();
+    for (int op = 0; op < kOps; ++op) rank.Launch(op);
+    for (int bucket = 0; bucket < 2; ++bucket) {
+      while (!rank.exchange.Wait(bucket, 1)) {
+      }
+    }
+    const auto commit = [&](int op, const std::string& refuse) {
+      return [&rank, op, refuse] { rank.engine.CommitPart(op, refuse); };
+    };
+    ASSERT_EQ(KindOf(commit(0, "")), ErrorKind::kNonFinite);
+    commit(1, "")();
+    ASSERT_EQ(KindOf(commit(2, "the sum is not finite")), ErrorKind::kNonFinite);
+    const bool damaged = rank.exchange.Rank() == 1;
+    ASSERT_EQ(rank.Unsent(), 2 * kNumel - (damaged ? 1 : 0) + kNumel);
+    rank.WaitAndCommit();  // the others count
+    ASSERT_TRUE(rank.engine.AnyPending());
+    std::fill(rank.gradients.begin(), rank.gradients.end(), 0.0f);
+    rank.engine.ContinueAfter(0);
+    rank.Step();
+    ASSERT_EQ(rank.Unsent(), 0);
+    ASSERT_FALSE(rank.engine.AnyPending());
+  });
+}
+
 TEST(StepEngine, DenseSumsAreCheckedOnlyWhileSomethingMayBeAddedToThem) {
   OnRanks(2, {-kOps}, [](EngineRank& rank) {
     for (const bool checked : {true, false, false}) {
@@ -374,6 +423,8 @@ TEST(StepEngine, MisuseIsRefusedBeforeAnythingHappens) {
     ASSERT_TRUE(refused([&] { rank.Launch(kOps); }));
     rank.Launch(0);
     ASSERT_TRUE(refused([&] { rank.engine.Commit(""); }));
+    ASSERT_TRUE(refused([&] { rank.engine.CommitPart(0, ""); }));
+    ASSERT_TRUE(refused([&] { rank.engine.CommitPart(kOps, ""); }));
     rank.Launch(1);
     rank.Launch(2);
     rank.WaitAndCommit();
