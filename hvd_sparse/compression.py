@@ -110,8 +110,10 @@ class Compression:
         outer: The optimizer of the common weights, with local steps.
         moments: With local steps, "local": the moments of the ranks' optimizers stay their own;
             "averaged": each meeting averages them, as a dense sum of the host's. PyTorch only.
-        overlap: True to exchange differences while the ranks take the next local steps: what is
-            delivered moves the common weights one meeting later. PyTorch only.
+        overlap: "forward": step() does not wait, and the next forward pass waits for each parameter
+            before it uses it; under Horovod in PyTorch. With local steps, True: differences are
+            exchanged while the ranks take the next ones, and move the common weights one meeting
+            later; PyTorch only.
         residual_decay: Factor in (0, 1] of the residual before each step's gradient is added. Below
             1, what is not sent in time is partly forgotten: the conservation law does not hold.
             PyTorch only.
@@ -147,7 +149,7 @@ class Compression:
     local_steps: int | str | AdaComm = 1
     outer: Outer = AVERAGES
     moments: str = LOCAL
-    overlap: bool = False
+    overlap: bool | str = False
     residual_decay: float = 1.0
 
     rescales_by_default: ClassVar[bool] = False
@@ -174,7 +176,7 @@ class Compression:
             "bucket_numel", self.bucket_numel, low=1, high=MAX_BUCKET_NUMEL
         )
         set_field(self, "bucket_numel", bucket_numel)
-        for name in ("layer_wise", "adaptive", "overlap"):
+        for name in ("layer_wise", "adaptive"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgumentError(
                     f"{name} must be True or False, got {getattr(self, name)!r}"

@@ -28,6 +28,10 @@ _VALUES_OF_DENSE_SUMS = ("ternary",)
 _PARTS_OF_BINARY = (("sparsifier", "one_sign"), ("collective", "allgather"), ("adaptive", False))
 
 
+# A value of `overlap`: what is exchanged is waited for in the next forward pass.
+FORWARD = "forward"
+
+
 def check_parts(compression: Compression) -> None:
     """Raises InvalidArgumentError unless the options of a compression go together."""
     if compression.collective == SHARD_SUM:
@@ -44,6 +48,7 @@ def check_parts(compression: Compression) -> None:
         )
     if compression.values == "binary":
         _check_binary(compression)
+    _check_overlap(compression)
     _check_local_steps(compression)
 
 
@@ -78,9 +83,13 @@ def _check_local_steps(compression: Compression) -> None:
     if not isinstance(compression.outer, Outer):
         raise InvalidArgumentError(f"outer must be an Outer, got {compression.outer!r}")
     if not compression.is_local:
-        for name, default in (("outer", AVERAGES), ("overlap", False), ("moments", LOCAL)):
+        for name, usual in (
+            ("outer", (AVERAGES,)),
+            ("overlap", (False, FORWARD)),
+            ("moments", (LOCAL,)),
+        ):
             value = getattr(compression, name)
-            if value != default:
+            if value not in usual:
                 raise InvalidArgumentError(
                     f"{name} needs local_steps above 1, got local_steps 1 and {value!r}"
                 )
@@ -101,6 +110,29 @@ def _check_local_steps(compression: Compression) -> None:
                 f"{name} acts on gradients, and with local_steps {compression.local_steps!r} "
                 "differences of weights are exchanged: leave it to the optimizer, got "
                 f"{getattr(compression, name)!r}"
+            )
+
+
+def _check_overlap(compression: Compression) -> None:
+    """Raises InvalidArgumentError for an overlap that is none, or that others do not go with."""
+    overlap = compression.overlap
+    if not isinstance(overlap, bool) and overlap != FORWARD:
+        raise InvalidArgumentError(f"overlap must be True, False or {FORWARD!r}, got {overlap!r}")
+    if overlap != FORWARD:
+        return
+    if compression.is_local:
+        raise InvalidArgumentError(
+            f"overlap must be True or False with local_steps {compression.local_steps!r}: "
+            f"meetings overlap the next interval, and not forward passes, got {overlap!r}"
+        )
+    for name, why in (
+        ("loss_scale", "a gradient scaler has to see all averages before the step"),
+        ("quality_every", "what is measured has been applied already"),
+    ):
+        value = getattr(compression, name)
+        if value is not None:
+            raise InvalidArgumentError(
+                f"{name} must be None with overlap {overlap!r}: {why}, got {value!r}"
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from hvd_sparse import _core
@@ -44,11 +44,16 @@ class CoreHandle:
 
     Args:
         core: The core's exchange; used by nobody else.
+
+    Attributes:
+        before_close: Called once, if not None, before this rank's part ends: a step that was taken
+            may still be in flight.
     """
 
     def __init__(self, core: _core.Exchange) -> None:
         self._core: _core.Exchange | None = core
         self._engine: _core.StepEngine | None = None
+        self.before_close: Callable[[], None] | None = None
         self._process = os.getpid()
         lifecycle.register(self)
 
@@ -102,6 +107,9 @@ class CoreHandle:
         """Ends this rank's part; ranks that still wait for it are told that it left."""
         if self._core is None or self.inherited:
             return
+        before, self.before_close = self.before_close, None
+        if before is not None:
+            before()
         try:
             self._core.check_at_end()
         except HvdSparseError as error:

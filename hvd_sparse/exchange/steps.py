@@ -34,8 +34,8 @@ class Steps:
     """Takes the gradients of each step in any order, exchanges them, and commits the step.
 
     An op is a group of gradients that are handed over together. In each step: `begin`, `launch`
-    once for each op, `wait`, `commit`. If anything raises in between, `abandon` ends the step. Before
-    `wait`, `commit_part` may wait for parts of the step and commit them alone.
+    once for each op, `wait`, `commit`. Before `wait`, `commit_part` may wait for parts of the step
+    and commit them alone. If anything raises in between, `abandon` ends the step.
 
     Args:
         exchange: The exchange. It has the buckets below and no others; closing it ends the steps.

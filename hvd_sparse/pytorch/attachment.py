@@ -192,8 +192,7 @@ class Attachment:
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
-            exchange.synchronize()
-            exchange.momentum.hide()
+            exchange.update()
             return None
         closure = _exchanging(closure, exchange)
         if "closure" in kwargs:
@@ -207,6 +206,8 @@ class Attachment:
             self.exchange.stepped()
 
     def _before_save(self, _: Any) -> None:
+        if self.exchange is not None and not self._paused:
+            self.exchange.settle()
         if self.exchange is not None:
             self.exchange.momentum.show()  # a step that failed has left it hidden
 

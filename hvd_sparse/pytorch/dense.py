@@ -45,7 +45,7 @@ class DenseReducer:
         self._messages = messages
         self._timeline = timeline
         self._collected: list[Slot] = []
-        self._in_flight: list[_Sum] = []
+        self._in_flight: dict[str, _Sum] = {}  # by the name of the first slot
 
     def launch(self, slot: Slot) -> None:
         """Starts the reduction of a gradient that was taken; see `Slot.take`.
@@ -83,11 +83,12 @@ class DenseReducer:
             alike = [slot for slot in slots if slot.result().dtype == dtype]
             self._send(alike, torch.cat([slot.result().view(-1) for slot in alike]))
 
-    def wait(self, *, check_finite: bool) -> str | None:
-        """Waits for all launched gradients; the results are then in their slots.
+    def wait(self, *, check_finite: bool, slots: Sequence[Slot] | None = None) -> str | None:
+        """Waits for launched gradients; the results are then in their slots.
 
         Args:
             check_finite: True to check the sums for values that are not finite.
+            slots: Those to wait for, of a host that fuses; None: all, at the end of a step.
 
         Returns:
             The reason why the step cannot be applied, the same on all ranks, or None.
@@ -97,7 +98,8 @@ class DenseReducer:
         """
         self.flush()
         refuse = None
-        for one in self._in_flight:
+        for name in list(self._in_flight) if slots is None else [slot.name for slot in slots]:
+            one = self._in_flight.pop(name)
             self._messages.wait_for(one.pending)
             one.hand_out()
             for slot in one.slots:
@@ -105,7 +107,7 @@ class DenseReducer:
                     refuse = (
                         f"the sum of the gradients of '{slot.name}' over the ranks is not finite"
                     )
-        if self._timeline is not None:
+        if self._timeline is not None and slots is None:
             self._timeline.dense_done()
         return refuse
 
@@ -122,7 +124,7 @@ class DenseReducer:
             self._timeline.dense_launched(size)
         name = f"{self._prefix}.{slots[0].name}"
         pending = self._host.reduce(tensor, name, self._reduction)
-        self._in_flight.append(_Sum(slots, tensor, pending))
+        self._in_flight[slots[0].name] = _Sum(slots, tensor, pending)
 
 
 class _Sum(NamedTuple):
@@ -167,5 +169,5 @@ def _fits(slot: Slot) -> bool:
 
     Allocates only scalars: other ranks may have committed the step already, so it must not fail.
     """
-    dtype = slot.gradient().dtype
+    dtype = slot.taken_dtype()
     return bool(torch.stack(slot.result().aminmax()).to(dtype).isfinite().all())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
 from hvd_sparse import _core
 from hvd_sparse.buckets import Layer
+from hvd_sparse.errors import NonFiniteGradientError
 from hvd_sparse.exchange.bucket_stats import BucketStats
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.exchange.messages import Messages
@@ -30,6 +32,20 @@ from hvd_sparse.stats.residual_growth import ResidualGrowth
 
 # In a sparse step, dense gradients travel together up to this size; DDP's first bucket has it, too.
 _DENSE_BYTES = 1 << 20
+
+
+class Part(NamedTuple):
+    """Gradients of a step that arrive and are applied together.
+
+    Attributes:
+        slots: Their slots.
+        op: An op to which they belong; None if the host alone takes part.
+        bucket: The exchange's number of their bucket; None if they are sent dense.
+    """
+
+    slots: list[Slot]
+    op: int | None
+    bucket: int | None
 
 
 class DrivenSteps:
@@ -243,6 +259,37 @@ class DrivenSteps:
         stats = self._steps.wait()
         self._stream.hand_back()
         return stats, refuse
+
+    def parts(self) -> list[Part]:
+        """Returns the parts of a step, all of whose gradients were launched."""
+        exchanged = (choice for choice in self._buckets.choices if not choice.dense)
+        bucket_of = {
+            name: bucket
+            for choice, bucket in zip(exchanged, self._exchange.buckets, strict=True)
+            for name in choice.layers
+        }
+        parts: dict[object, Part] = {}
+        for name, slot in self._slots.items():
+            op, bucket = self._op_of.get(name), bucket_of.get(name)
+            key = ("bucket", bucket) if bucket is not None else name if op is None else op
+            part = parts.setdefault(key, Part([], op if self._check_finite else None, bucket))
+            part.slots.append(slot)
+        return list(parts.values())
+
+    def complete(self, part: Part) -> None:
+        """Waits until the slots of a part hold their results, and commits it.
+
+        Raises:
+            NonFiniteGradientError: On every rank alike; no rank applies this part.
+            ExchangeFailedError: The exchange has ended.
+        """
+        refuse = None
+        if part.bucket is None:
+            refuse = self._dense.wait(check_finite=self._check_finite, slots=part.slots)
+        if part.op is not None:
+            self._steps.commit_part(part.op, bucket=part.bucket, refuse=refuse)
+        elif refuse is not None:
+            raise NonFiniteGradientError(f"{refuse}: no rank applies it")
 
     def commit(self, refuse: str | None) -> None:
         """Commits the step, or raises NonFiniteGradientError; see `Steps.commit`."""

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -37,6 +37,7 @@ from hvd_sparse.pytorch.loss_scale import LossScale
 from hvd_sparse.pytorch.momentum import Momentum
 from hvd_sparse.pytorch.owner import weakly
 from hvd_sparse.pytorch.parameters import NamedParameters
+from hvd_sparse.pytorch.plain_steps import PlainSteps
 from hvd_sparse.pytorch.settings import Settings, check_not_twice
 from hvd_sparse.pytorch.slots import Slot
 from hvd_sparse.ranks.world import World
@@ -51,9 +52,10 @@ class Phase(enum.Enum):
     IDLE = "no gradient has arrived in this step"
     GATHERING = "gradients arrive"
     EXCHANGED = "the gradients are averages; the optimizer has not stepped yet"
+    APPLYING = "the optimizer has stepped, and applies gradients as they arrive"
 
 
-class GradientExchange:
+class GradientExchange(PlainSteps):
     """The exchange of one optimizer's gradients.
 
     A gradient that backward has completed is handed to the core, with the others of its op; the
@@ -254,6 +256,11 @@ class GradientExchange:
         self.refuse_if_busy(reason)
         self.release()
 
+    def update(self) -> None:
+        """Called before step() moves the weights: gradients must be averages."""
+        self.synchronize()
+        self.momentum.hide()
+
     def stepped(self) -> None:
         """Ends the optimizer's step.
 
@@ -361,7 +368,8 @@ class GradientExchange:
         if self._exchange.checks:
             self._exchange.note(step_marks.describe(self._owner(), self.mark))
 
-    def _finish_step(self) -> None:
+    def _launch_rest(self) -> None:
+        """Hands over what is still missing in a step: its gradients are all there are."""
         guards.check_not_capturing(self._device)
         if self._phase is not Phase.GATHERING:  # not one gradient has arrived
             self._begin_step()
@@ -377,19 +385,10 @@ class GradientExchange:
                 self._check(slot)
         self._driven.launch_missing()
 
+    def _finish_step(self) -> None:
+        self._launch_rest()
         start = time.perf_counter()
-        buckets, refuse = self._driven.wait()
-        last = StepStats(
-            step=self.steps,
-            buckets=buckets,
-            dense_bytes=self._dense.bytes,
-            wait_seconds=time.perf_counter() - start,
-            transport=self._exchange.transport,
-        )
-        self.stats = Stats(last=last, total=self.stats.total.plus(last))
-        if self._exchange.timeline is not None:
-            self._exchange.timeline.step_ends(last)
-
+        refuse = self._await_step(since=start)
         reading = self._clock.end_step()
         try:
             self._driven.commit(refuse)
@@ -404,21 +403,38 @@ class GradientExchange:
                 slot.write_back()
             applied = True
         self._phase = Phase.EXCHANGED
-        try:
-            self._after_commit(reading, measures=applied)
-        except Exception as error:
-            # All ranks have committed the step, so it counts here, too; the next one raises.
-            self._end_after_commit(error)
+        self._end_step(reading, measures=applied)
 
-    def _end_after_commit(self, error: Exception) -> None:
-        """Ends the exchange, and logs the error that is being handled, which nobody catches."""
-        unexpected = not isinstance(error, (self._host_failure, ExchangeFailedError))
-        cause = self._end(error)
-        with suppress(Exception):  # from the program's own log handler
-            log.logger.warning(
-                *("after a step that counts: %s: %s", type(cause).__name__, cause),
-                exc_info=unexpected,
-            )
+    def _await_step(self, *, since: float) -> str | None:
+        """Waits for all that is in flight, and notes its cost; see `DrivenSteps.wait`."""
+        buckets, refuse = self._driven.wait()
+        last = StepStats(
+            step=self.steps,
+            buckets=buckets,
+            dense_bytes=self._dense.bytes,
+            wait_seconds=time.perf_counter() - since,
+            transport=self._exchange.transport,
+        )
+        self.stats = Stats(last=last, total=self.stats.total.plus(last))
+        if self._exchange.timeline is not None:
+            self._exchange.timeline.step_ends(last)
+        return refuse
+
+    def _end_step(self, reading: Reading | None, *, measures: bool) -> None:
+        """Ends a step that all ranks have committed, so it counts here, too: the next one raises.
+
+        An error ends the exchange, and is logged, since nobody catches it.
+        """
+        try:
+            self._after_commit(reading, measures=measures)
+        except Exception as error:
+            unexpected = not isinstance(error, (self._host_failure, ExchangeFailedError))
+            cause = self._end(error)
+            with suppress(Exception):  # from the program's own log handler
+                log.logger.warning(
+                    *("after a step that counts: %s: %s", type(cause).__name__, cause),
+                    exc_info=unexpected,
+                )
 
     def _after_commit(self, reading: Reading | None, *, measures: bool) -> None:
         """Finishes a step: measures it, and may adopt another order or plan for the next ones."""
@@ -445,22 +461,6 @@ class GradientExchange:
     ) -> None:
         """Loads another exchange's state; see `DrivenSteps.load`."""
         self._driven.load(residuals, sparsifier_states, velocities, step=step, pending=pending)
-
-    @contextmanager
-    def common_weights(self) -> Iterator[None]:
-        """Lends the parameters weights that are the same on all ranks, within the context."""
-        yield
-
-    def interval_state(self) -> dict[str, Any] | None:
-        """Returns the plain state of an interval of local steps; None without such."""
-        return None
-
-    def local_state(self) -> dict[str, Any] | None:
-        """Returns a copy of all state of local steps, that of the interval included."""
-        return None
-
-    def load_local_state(self, saved: dict[str, Any] | None) -> None:
-        """Restores what `local_state` returned, between two steps."""
 
     def replan(self) -> None:
         """Measures the network anew, between two steps, and restarts tuning. Collective."""

@@ -67,7 +67,7 @@ class LocalStepsExchange(GradientExchange):
             warn_of_density(compression.density)
         self.interval = Interval(compression.local_steps)
         self._outer = _OuterSteps(compression.outer)
-        self._overlaps = compression.overlap
+        self._overlaps = bool(compression.overlap)
         self._common: dict[str, torch.Tensor] = {}  # float32 at least
         self._checksum = 0  # of the common weights, if no meeting has made them
         # While a meeting overlaps an interval, the weights at which this began, and what the

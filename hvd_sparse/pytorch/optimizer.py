@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
+from hvd_sparse.compression_checks import FORWARD
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.exchange.messages import Messages
 from hvd_sparse.local_steps import check_job
 from hvd_sparse.pytorch.attachment import Attachment, attachment_of, require_attachment
 from hvd_sparse.pytorch.devices import common_device
+from hvd_sparse.pytorch.forward import ForwardExchange, check_forward
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange
 from hvd_sparse.pytorch.host import TorchHost
 from hvd_sparse.pytorch.local_steps import LocalStepsExchange
@@ -148,6 +150,7 @@ def connect(
         check_devices(named, settings.compression)
         if settings.compression.is_local:
             check_job(elastic=in_elastic_job(), averages=settings.reduction.averages)
+        check_forward(settings, optimizer, named, host)
         if in_elastic_job() or host.has_peers() or _acts_alone(settings, host):
             check_dense(named, settings.compression, host)
     except Exception as error:
@@ -224,6 +227,8 @@ def _build(
     messages = Messages(prefix, host=host, exchange=between)
     if settings.compression.is_local:
         exchange_type = LocalStepsExchange
+    elif settings.compression.overlap == FORWARD:
+        exchange_type = ForwardExchange
     exchange = exchange_type(
         optimizer,
         named,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from hvd_sparse.places.buffer import Buffer
@@ -98,12 +101,26 @@ class Slot:
         assert self.work is not None
         return self.work
 
+    def taken_dtype(self) -> torch.dtype:
+        """Returns the type of the gradient that was taken."""
+        assert self._grad is not None
+        return self._grad.dtype
+
     def write_back(self) -> None:
         """Copies the result into the gradient, if the exchange worked on a copy of it."""
         assert self._grad is not None
         assert self.work is not None
         if self.work.data_ptr() != self._grad.data_ptr():
             self._grad.copy_(self.work)
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Makes what was exchanged the parameter's gradient, within the context."""
+        kept, self.param.grad = self.param.grad, self._grad
+        try:
+            yield
+        finally:
+            self.param.grad = kept
 
     def discard_result(self) -> None:
         """Makes the gradient zero, after a step that no rank applies."""

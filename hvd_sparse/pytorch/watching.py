@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.pytorch.attachment import require_attachment
+from hvd_sparse.pytorch.forward import ForwardExchange
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange
 from hvd_sparse.pytorch.opaque import opaque
 from hvd_sparse.schedules import checked_count
@@ -47,6 +48,7 @@ def watch(
     Raises:
         InvalidArgumentError: The optimizer has no sparse compression, `every` is not a positive
             integer, or `target` is neither.
+        UnsupportedError: `norms` with overlap="forward".
     """
     require_attachment(optimizer)
     every = checked_count("every", every, low=1, high=2**62)
@@ -68,6 +70,11 @@ def watch(
             metrics |= _norms(exchange, optimizer)
         sink(metrics, last.step)
 
+    if norms and isinstance(require_attachment(optimizer).exchange, ForwardExchange):
+        raise UnsupportedError(
+            "norms=True cannot be used with overlap='forward': after step(), residuals and "
+            "gradients are in flight"
+        )
     optimizer.register_step_post_hook(opaque(tell))
 
 

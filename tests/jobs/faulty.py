@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--gloo", metavar="HOST:PORT", help="for Horovod over Gloo")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--local-steps", type=int, default=1)
+    parser.add_argument("--forward", action="store_true", help="step() does not wait")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds between two steps")
     args = parser.parse_args()
     fault = args.fault
@@ -79,7 +80,11 @@ def main() -> None:
         torch.optim.SGD(model.parameters(), lr=0.01),
         named_parameters=model.named_parameters(),
         compression=LAGS(
-            adaptive=False, density=density, min_numel=1, local_steps=args.local_steps
+            adaptive=False,
+            density=density,
+            min_numel=1,
+            local_steps=args.local_steps,
+            overlap="forward" if args.forward else False,
         ),
     )
     of_exchange = set(own_threads()) - before

@@ -66,6 +66,14 @@ def test_a_rank_that_fails_amid_local_steps_ends_all_in_time(name, local_steps):
     assert not outcome.problems, f"{outcome.problems}\n{outcome.output}"
 
 
+# The others' step() has returned before the rank dies, or while it does.
+@pytest.mark.parametrize("name", ["kill in wait", "kill in exchange", "exception"])
+def test_a_rank_that_fails_while_a_step_is_in_flight_ends_all_in_time(name):
+    fault = next(one for one in FAULTS if one.name == name)
+    outcome = break_job(fault, "--forward")
+    assert not outcome.problems, f"{outcome.problems}\n{outcome.output}"
+
+
 # Over MPI, a waiting Horovod occupies whole cores, so the regular test uses Gloo.
 @pytest.mark.parametrize("transport", [long("mpi"), "gloo"])
 def test_a_slow_rank_is_named_and_waited_for(transport):

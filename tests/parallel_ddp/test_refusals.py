@@ -32,6 +32,12 @@ def test_a_second_hook_is_refused():
         attach(ddp, sgd(ddp), LAGS)
 
 
+def test_steps_that_do_not_wait_are_refused():
+    ddp = wrapped()
+    with pytest.raises(UnsupportedError, match="overlap='forward' needs Horovod"):
+        attach(ddp, sgd(ddp), TopK(overlap="forward"))
+
+
 @pytest.mark.usefixtures("several_ranks")
 def test_a_second_attachment_is_refused():
     ddp = wrapped()

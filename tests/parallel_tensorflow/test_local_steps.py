@@ -151,5 +151,9 @@ def test_what_cannot_take_local_steps_is_refused():
     plain = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=TopK)
     with pytest.raises(InvalidArgumentError, match=r"meet\(\) needs"):
         meet(plain)
-    with pytest.raises(UnsupportedError, match=r"residual_decay must be 1.0 in"):
-        hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=TopK(residual_decay=0.5))
+    for options, text in (
+        ({"residual_decay": 0.5}, "residual_decay must be 1.0 in"),
+        ({"overlap": "forward"}, "overlap must be False in TensorFlow, got forward"),
+    ):
+        with pytest.raises(UnsupportedError, match=text):
+            hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=TopK(**options))

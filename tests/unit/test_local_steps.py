@@ -46,7 +46,7 @@ def reported(interval, *, loss=None, rate=0.1, weights=0):
             {"local_steps": 4, "moments": "averaged", "overlap": True},
             "moments must be 'local' with overlap",
         ),
-        ({"local_steps": 4, "overlap": 1}, "overlap must be True or False, got 1"),
+        ({"local_steps": 4, "overlap": 1}, "overlap must be True, False or 'forward', got 1"),
         ({"local_steps": 4, "outer": 0.5}, "outer must be an Outer, got 0.5"),
         ({"residual_decay": 0.0}, r"residual_decay must be a number in \(0"),
         ({"residual_decay": 1.5}, r"residual_decay must lie in \(0, 1\], got 1.5"),

@@ -1,0 +1,350 @@
+"""Steps that do not wait: the next forward pass waits for each parameter before it uses it.
+
+step() hands over what is left and returns. What it would have applied arrives in parts, each a
+bucket or a gradient that the host sums. A part is committed and applied when one of its parameters
+is used (see in_flight.py): the optimizer's own step is run for these parameters alone, with the
+gradients and the hyperparameters that it had when step() was called. Its numbers are those of one
+step for all, since it treats every parameter by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.optim import optimizer as torch_optimizer
+
+from hvd_sparse import log
+from hvd_sparse.errors import HvdSparseError, NonFiniteGradientError, UnsupportedError
+from hvd_sparse.places.step_clock import Reading, StepTimes
+from hvd_sparse.pytorch import in_flight
+from hvd_sparse.pytorch.driven_steps import Part
+from hvd_sparse.pytorch.gradient_exchange import GradientExchange, Phase
+from hvd_sparse.pytorch.host import TorchHost
+from hvd_sparse.pytorch.parameters import NamedParameters
+from hvd_sparse.pytorch.settings import Settings
+from hvd_sparse.pytorch.slots import Slot
+from hvd_sparse.ranks.world import in_elastic_job
+
+# Optimizers that treat every parameter by itself. A subclass may not.
+_OPTIMIZERS = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.Adamax,
+    torch.optim.RMSprop,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+)
+
+
+class ForwardExchange(GradientExchange):
+    """The exchange of an optimizer whose step() does not wait; see GradientExchange."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *args: Any, **options: Any) -> None:
+        super().__init__(optimizer, *args, **options)
+        self._part_of: dict[int, Part] = {}  # by the identity of a parameter in flight
+        self._update: _Update | None = None
+        self._reading: Reading | None = None
+        self._waited = 0.0  # seconds, for the parts of this step
+        self._has_stepped = False  # since the last gradient
+        # Parameters that no forward pass had used when the first gradient of a backward pass came,
+        # and PyTorch's number of that pass.
+        self._late: tuple[set[str], int] = set(), -1
+        self._lock = threading.RLock()  # a program may evaluate on a thread of its own
+
+    def update(self) -> None:
+        """Launches the step and returns, unless gradients have to be averages before it."""
+        optimizer = self._owner()
+        if self._phase is Phase.EXCHANGED or _others_look_at_gradients(optimizer):
+            self._has_stepped = False
+            super().update()
+            return
+        try:
+            self._exchange.check()
+            with torch.no_grad():
+                self._launch_rest()
+        except BaseException as error:
+            raise self._end(error)  # noqa: B904  # mostly the same error
+        self._phase = Phase.APPLYING
+        self._reading = _without(self._waited, self._clock.end_step())
+        self.momentum.hide()
+        self._update = _Update(optimizer)
+        self._waited = 0.0
+        parts = self._driven.parts()
+        self._part_of = {id(slot.param): part for part in parts for slot in part.slots}
+        for slot in self._slots:
+            slot.param.grad = None
+        self._exchange.before_close = self._settle_at_end
+        in_flight.take_off([slot.param for slot in self._slots], self._land)
+
+    def stepped(self) -> None:
+        """Ends the optimizer's step, or leaves its updates in flight."""
+        self._has_stepped = True
+        if self._phase is not Phase.APPLYING:
+            super().stepped()
+
+    def stepping(self, *, synchronized: bool) -> None:
+        """Called before the optimizer's step; ends what the last one has left in flight."""
+        self.settle()
+        super().stepping(synchronized=synchronized)
+
+    def synchronize(self) -> None:
+        """Waits for the averages; after step(), for its updates. See GradientExchange."""
+        self.settle()
+        if self._phase is not Phase.IDLE or not self._has_stepped:
+            super().synchronize()
+
+    def refuse_if_busy(self, reason: str) -> None:
+        """Waits for updates in flight; then see GradientExchange."""
+        self.settle()
+        super().refuse_if_busy(reason)
+
+    def forget_gradients(self, reason: str) -> None:
+        """Does nothing while updates are in flight: step() has taken their gradients away."""
+        if self._phase is not Phase.APPLYING:
+            super().forget_gradients(reason)
+
+    def arrived(self, slot: Slot) -> None:
+        """Accepts a gradient; the first one of a step ends the last one."""
+        backward = torch._C._current_graph_task_id()
+        if self._phase is Phase.APPLYING:
+            late = {one.name for one in self._slots if id(one.param) in self._part_of}
+            self._late = late, backward
+            self.settle()
+        if backward >= 0 and self._late[1] == backward and slot.name in self._late[0]:
+            raise self._end(
+                UnsupportedError(
+                    f"the gradient of '{slot.name}' was computed with a weight whose update was "
+                    "still in flight: what used it (TorchScript, an extension in C++, a view made "
+                    "before step()) is not seen by PyTorch's functions. Leave overlap at False"
+                )
+            )
+        self._has_stepped = False
+        super().arrived(slot)
+
+    def settle(self) -> None:
+        """Waits for all updates in flight and applies them.
+
+        Raises:
+            NonFiniteGradientError: No rank applies some of them; the others are applied.
+            ExchangeFailedError: Another rank ended the exchange, or died.
+        """
+        refused = None
+        with self._lock:
+            while self._part_of:
+                try:
+                    self._apply(next(iter(self._part_of.values())))
+                except NonFiniteGradientError as error:
+                    refused = refused or error
+        if refused is not None:
+            raise refused
+
+    def fail(self, reason: str) -> None:
+        """Ends the exchange on all ranks; updates that have not been applied are dropped."""
+        super().fail(reason)
+        if self._phase is Phase.APPLYING:
+            in_flight.landed(slot.param for slot in self._slots)
+            self._part_of.clear()
+            self._end_flight()
+            self.release()
+
+    def detach(self, reason: str) -> None:
+        """Applies what is in flight; then see GradientExchange."""
+        self._settle_at_end()
+        super().detach(reason)
+
+    def close(self) -> None:
+        """Applies what is in flight; then see GradientExchange."""
+        self._settle_at_end()
+        super().close()
+
+    def _settle_at_end(self) -> None:
+        try:
+            self.settle()
+        except NonFiniteGradientError as error:
+            with suppress(Exception):  # from the program's own log handler
+                log.logger.warning("in the last step: %s", error)
+        except HvdSparseError:
+            pass  # the exchange has ended, which whoever uses it is told
+
+    def _land(self, param: torch.Tensor) -> None:
+        """Applies the update of a parameter that is about to be used."""
+        if self._exchange.inherited:
+            raise UnsupportedError(
+                "a process that was forked while updates were in flight uses a parameter: call "
+                "optimizer.synchronize() before"
+            )
+        with self._lock:
+            part = self._part_of.get(id(param))
+            if part is not None:
+                self._apply(part)
+
+    def _apply(self, part: Part) -> None:
+        """Waits for a part, commits it and applies it; the last one ends the step."""
+        assert self._update is not None
+        params = [slot.param for slot in part.slots]
+        refused = None
+        start = time.perf_counter()
+        try:
+            with _outside_of_forward():
+                try:
+                    self._driven.complete(part)
+                except NonFiniteGradientError as error:
+                    refused = error
+                else:
+                    self._waited += time.perf_counter() - start
+                    for slot in part.slots:
+                        slot.write_back()
+                    self._update.apply(part.slots)
+        except BaseException as error:
+            raise self._end(error)  # noqa: B904  # mostly the same error
+        for param in params:
+            del self._part_of[id(param)]
+        in_flight.landed(params)
+        if not self._part_of:
+            self._finish_flight()
+        if refused is not None:
+            raise refused
+
+    def _finish_flight(self) -> None:
+        """Ends a step all of whose parts were committed."""
+        try:
+            with _outside_of_forward():
+                self._await_step(since=time.perf_counter() - self._waited)
+                self._driven.commit(None)
+        except BaseException as error:
+            raise self._end(error)  # noqa: B904
+        reading = self._reading
+        self._end_flight()
+        self._phase = Phase.EXCHANGED
+        with _outside_of_forward():
+            self._end_step(reading, measures=False)
+        self.release()
+
+    def _end_flight(self) -> None:
+        self._update = self._reading = None
+        self._exchange.before_close = None
+
+
+class _Update:
+    """The update that an optimizer's step() would have made when it was called.
+
+    It keeps the optimizer alive, and the hyperparameters of that time.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._groups = [
+            {name: _copy(value) for name, value in group.items() if name != "params"}
+            for group in optimizer.param_groups
+        ]
+        self._group_of = {
+            id(param): number
+            for number, group in enumerate(optimizer.param_groups)
+            for param in group["params"]
+        }
+
+    def apply(self, slots: Iterable[Slot]) -> None:
+        """Updates the parameters of some slots, with the results that these hold."""
+        optimizer = self._optimizer
+        params: dict[int, list[torch.Tensor]] = {}
+        with ExitStack() as stack:
+            for slot in slots:
+                number = self._group_of.get(id(slot.param))
+                if number is not None:
+                    stack.enter_context(slot.lent())
+                    params.setdefault(number, []).append(slot.param)
+            kept = optimizer.param_groups
+            optimizer.param_groups = [
+                {**self._groups[number], "params": some} for number, some in params.items()
+            ]
+            try:
+                _step_of(optimizer)(optimizer)
+            finally:
+                optimizer.param_groups = kept
+
+
+@contextmanager
+def _outside_of_forward() -> Iterator[None]:
+    """Runs what belongs to a step as outside of the forward pass that waits for it.
+
+    That may be an evaluation in inference mode, whose tensors no step could update.
+    """
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch._C.DisableTorchFunction(),
+    ):
+        yield
+
+
+def _without(waited: float, reading: Reading | None) -> Reading | None:
+    """Returns the reading of a step whose forward pass waited for so many seconds.
+
+    These are the exchange's, and the planner asks for those of the model.
+    """
+    if reading is None:
+        return None
+
+    def times() -> StepTimes:
+        found = reading()
+        return replace(found, forward=max(0.0, found.forward - waited))
+
+    return times
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _step_of(optimizer: torch.optim.Optimizer) -> Any:
+    """Returns the step of an optimizer's class without PyTorch's hooks; see step_hooks.py."""
+    step = type(optimizer).step
+    return getattr(step, "__wrapped__", step) if hasattr(step, "hooked") else step
+
+
+def _others_look_at_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Returns true if hooks of others run before the step, which expect averages."""
+    ours = 1  # see step_hooks.run_first
+    everyone = torch_optimizer._global_optimizer_pre_hooks
+    return len(everyone) > ours or bool(optimizer._optimizer_step_pre_hooks)
+
+
+def check_forward(
+    settings: Settings, optimizer: torch.optim.Optimizer, named: NamedParameters, host: TorchHost
+) -> None:
+    """Raises UnsupportedError for what overlap='forward' cannot do, before anything is sent."""
+    if settings.compression.overlap != "forward":
+        return
+    what = "overlap='forward'"
+    if in_elastic_job():
+        raise UnsupportedError(
+            f"{what} cannot be used in an elastic job: ranks that leave would have applied one "
+            "half of a step, and those that stay another"
+        )
+    if not host.fuses:
+        raise UnsupportedError(
+            f"{what} needs Horovod: {host.name} has summed all gradients when loss.backward() "
+            "returns. Leave overlap at False"
+        )
+    if type(optimizer) not in _OPTIMIZERS:
+        names = ", ".join(one.__name__ for one in _OPTIMIZERS)
+        raise UnsupportedError(
+            f"{what} applies a step in parts, and takes optimizers that are known to treat every "
+            f"parameter by itself ({names}), got {type(optimizer).__name__}"
+        )
+    if optimizer.defaults.get("differentiable"):
+        raise UnsupportedError(f"{what} cannot be used with differentiable=True")
+    for name, param in named:
+        in_flight.check_class(name, param)
+        if param.device.type != "cpu":
+            raise UnsupportedError(f"{what} takes gradients on the CPU, got '{name}' elsewhere")
