@@ -17,8 +17,39 @@ def plan_is_due(steps: int) -> bool:
     return steps in _FIRST_PLANS or (steps > 0 and steps % _PLAN_EVERY == 0)
 
 
+def urgent_first(
+    arrivals: Sequence[float], seconds: Sequence[float], uses: Sequence[int]
+) -> list[int]:
+    """Returns an order in which a bucket that is used early overtakes those that wait.
+
+    Whenever an exchange has ended, the next one is that of the bucket, of those that have arrived,
+    which is used first. An exchange that has begun is not interrupted.
+
+    Args:
+        arrivals: When each bucket's last gradient comes.
+        seconds: How long its exchange takes.
+        uses: The buckets in the order in which the next forward pass uses them; the others are not
+            used.
+    """
+    place = {bucket: place for place, bucket in enumerate(uses)}
+    urgency = [place.get(bucket, len(uses)) for bucket in range(len(arrivals))]
+    left, order, clock = set(range(len(arrivals))), [], 0.0
+    while left:
+        clock = max(clock, min(arrivals[bucket] for bucket in left))
+        there = [bucket for bucket in left if arrivals[bucket] <= clock]
+        chosen = min(there, key=lambda bucket: (urgency[bucket], arrivals[bucket]))
+        left.remove(chosen)
+        order.append(chosen)
+        clock += seconds[chosen]
+    return order
+
+
 class LaunchOrder:
     """Buckets in the order in which rank 0 saw their gradients become ready.
+
+    If the next forward pass waits for each bucket by itself, a bucket that it uses early overtakes
+    others that still wait for the wire: see `urgent_first`, with the mean arrivals so far, and the
+    shortest exchange, since a longer one has perhaps waited for a late rank.
 
     A bucket launches once all earlier ones have, so the ranks need no negotiation. A bucket whose
     gradients do not come (an unused layer) holds up those behind it until the step is synchronized;
@@ -39,7 +70,10 @@ class LaunchOrder:
     ) -> None:
         self._ops = ops
         self._order = list(range(len(ops)))
-        self._positions = [0] * len(ops)  # sums over the steps, by bucket
+        # By bucket, sums over the steps:
+        self._positions = [0] * len(ops)
+        self._arrivals = [0.0] * len(ops)
+        self._seconds = [float("inf")] * len(ops)  # the least in any step
         self._broadcast = broadcast
         self._coming: Callable[[], list[int]] | None = None
         self._steps = 0
@@ -49,11 +83,16 @@ class LaunchOrder:
         if self._coming is not None:
             self._order, self._coming = self._coming(), None
 
-    def end_step(self, came: Sequence[float]) -> list[int] | None:
+    def end_step(
+        self, came: Sequence[float], *, uses: Sequence[int] = (), seconds: Sequence[float] = ()
+    ) -> list[int] | None:
         """Counts a step, after which a plan may be sent or adopted.
 
         Args:
             came: When each op was handed over in this step, in seconds from the first one.
+            uses: The buckets in the order in which the forward pass after this step waited for
+                them; empty if it did not.
+            seconds: Seconds of each bucket's exchange, if it did.
 
         Returns:
             A new order of the buckets, or None to keep the old one; the same on all ranks.
@@ -62,10 +101,18 @@ class LaunchOrder:
         last = [max(itertools.islice(times, count)) for count in self._ops]
         for position, bucket in enumerate(sorted(range(len(last)), key=last.__getitem__)):
             self._positions[bucket] += position
+        self._arrivals = [sum(pair) for pair in zip(self._arrivals, last, strict=True)]
+        if uses:
+            self._seconds = [min(pair) for pair in zip(self._seconds, seconds, strict=True)]
         before = self._order
         self._steps += 1
         self.close()
         if len(self._order) > 1 and plan_is_due(self._steps):
-            buckets = range(len(self._order))
-            self._coming = self._broadcast(sorted(buckets, key=self._positions.__getitem__))
+            self._coming = self._broadcast(self._plan(uses))
         return None if self._order == before else self._order
+
+    def _plan(self, uses: Sequence[int]) -> list[int]:
+        if uses:
+            arrivals = [total / self._steps for total in self._arrivals]
+            return urgent_first(arrivals, self._seconds, uses)
+        return sorted(range(len(self._order)), key=self._positions.__getitem__)

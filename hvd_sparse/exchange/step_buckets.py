@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from hvd_sparse import _core
 from hvd_sparse.buckets import Bucket, Layer, check_size
 from hvd_sparse.compression import Compression
+from hvd_sparse.exchange.bucket_stats import BucketStats
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.exchange.launch_order import LaunchOrder
 from hvd_sparse.exchange.planned_bucket import add_planned_bucket
@@ -110,6 +111,7 @@ class StepBuckets:
         self._size = size
         self._device = device
         self._broadcast_order = broadcast_order
+        self._op_counts: list[int] = []  # of each bucket, if their order matters
         self._order = LaunchOrder((), broadcast_order)
 
     def adopt(self, choices: Sequence[plan.BucketChoice]) -> list[_core.DrivenBucket]:
@@ -130,13 +132,34 @@ class StepBuckets:
         if self._dense_ops:
             buckets.append(self._sent_dense(self._dense_ops))
         self.several = sum(not choice.dense for choice in choices) > 1
-        ops = [bucket.ops for bucket in buckets] if self.several else []
-        self._order = LaunchOrder(ops, self._broadcast_order)
+        self._op_counts = [bucket.ops for bucket in buckets] if self.several else []
+        self._order = LaunchOrder(self._op_counts, self._broadcast_order)
         return buckets
 
-    def end_step(self, came: Sequence[float]) -> list[int] | None:
-        """Counts a step; returns a new order of the buckets, if any. See LaunchOrder."""
-        return self._order.end_step(came)
+    def end_step(
+        self,
+        came: Sequence[float],
+        *,
+        used: Sequence[int] = (),
+        stats: Sequence[BucketStats] = (),
+    ) -> list[int] | None:
+        """Counts a step; returns a new order of the buckets, if any. See LaunchOrder.
+
+        Args:
+            came: When each op was handed over, in seconds from the first one.
+            used: Ops in the order in which the next forward pass waited for them, if it did.
+            stats: Statistics of the buckets that are exchanged.
+        """
+        if not used:
+            return self._order.end_step(came)
+        bucket_of = [number for number, ops in enumerate(self._op_counts) for _ in range(ops)]
+        exchanged = iter(stats)
+        seconds = [
+            0.0 if choice.dense else next(exchanged).exchange_seconds for choice in self.choices
+        ]
+        seconds += [0.0] * (len(self._op_counts) - len(seconds))  # the host sums what is left
+        uses = list(dict.fromkeys(bucket_of[op] for op in used))
+        return self._order.end_step(came, uses=uses, seconds=seconds)
 
     def layout(self, number: int) -> Bucket:
         """Returns names and sizes of the layers of one of `choices`."""

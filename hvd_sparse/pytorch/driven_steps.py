@@ -106,6 +106,8 @@ class DrivenSteps:
         )
         self._growth = ResidualGrowth(world.rank)
         self._check_finite = False
+        self._used: list[int] = []  # ops, in the order in which parts of this step were completed
+        self._stats: tuple[BucketStats, ...] = ()  # of the last step
         sparse = {layer.name for layer in layers}
         # A gradient that is always sent dense has an op, too, if it has a velocity.
         self._velocity_only = [
@@ -202,6 +204,7 @@ class DrivenSteps:
     def begin(self) -> None:
         """Begins a step, on the current stream."""
         self._stream.begin()
+        self._used.clear()
         momentum, dampening = self._momentum.of_step()
         self._check_finite = self.state.begin(
             self._steps,
@@ -256,9 +259,9 @@ class DrivenSteps:
             ExchangeFailedError: The exchange has ended.
         """
         refuse = self._dense.wait(check_finite=self._check_finite)
-        stats = self._steps.wait()
+        self._stats = self._steps.wait()
         self._stream.hand_back()
-        return stats, refuse
+        return self._stats, refuse
 
     def parts(self) -> list[Part]:
         """Returns the parts of a step, all of whose gradients were launched."""
@@ -287,6 +290,7 @@ class DrivenSteps:
         if part.bucket is None:
             refuse = self._dense.wait(check_finite=self._check_finite, slots=part.slots)
         if part.op is not None:
+            self._used.append(part.op)
             self._steps.commit_part(part.op, bucket=part.bucket, refuse=refuse)
         elif refuse is not None:
             raise NonFiniteGradientError(f"{refuse}: no rank applies it")
@@ -298,7 +302,7 @@ class DrivenSteps:
     def end_step(self) -> None:
         """Ends a committed step; may send or adopt an order of the buckets. Collective."""
         if self._buckets.several:
-            order = self._buckets.end_step(self._steps.came)
+            order = self._buckets.end_step(self._steps.came, used=self._used, stats=self._stats)
             if order is not None:
                 self._steps.reorder(order)
         self._growth.end_step(self.count, self._steps, self._buckets.choices)

@@ -79,7 +79,7 @@ class ForwardExchange(GradientExchange):
         self._update = _Update(optimizer)
         self._waited = 0.0
         parts = self._driven.parts()
-        self._part_of = {id(slot.param): part for part in parts for slot in part.slots}
+        self._part_of = {id(slot.param): part for part in reversed(parts) for slot in part.slots}
         for slot in self._slots:
             slot.param.grad = None
         self._exchange.before_close = self._settle_at_end

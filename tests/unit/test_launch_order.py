@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvd_sparse.exchange.launch_order import LaunchOrder, plan_is_due
+from hvd_sparse.exchange.launch_order import LaunchOrder, plan_is_due, urgent_first
 from tests.broadcast import Broadcast
 
 
@@ -56,3 +56,27 @@ def test_a_single_bucket_needs_no_plan():
     for _ in range(5):
         assert order.end_step([0.0, 1.0, 2.0]) is None
     assert broadcast.sent == []
+
+
+def test_what_is_used_first_overtakes_what_waits():
+    # Bucket 0 is on its way when 1 and 2 arrive, and 3 arrives while 2 is.
+    assert urgent_first([0.0, 1.0, 2.0, 6.0], [4.0] * 4, [3, 2, 1, 0]) == [0, 2, 3, 1]
+
+
+def test_a_wire_that_is_free_takes_what_comes():
+    assert urgent_first([0.0, 1.0, 2.0], [0.5] * 3, [2, 1, 0]) == [0, 1, 2]
+
+
+def test_what_is_not_used_goes_last_of_those_that_wait():
+    assert urgent_first([0.0, 0.0, 0.0], [1.0] * 3, [2, 0]) == [2, 0, 1]
+
+
+def test_the_order_of_use_is_planned_with_mean_arrivals_and_the_shortest_exchanges():
+    broadcast = Broadcast()
+    order = LaunchOrder([1, 1, 1], broadcast)
+    uses, slow = [2, 1, 0], [9.0, 9.0, 9.0]
+    order.end_step([0.0, 1.0, 2.0], uses=uses, seconds=slow)
+    assert broadcast.sent == [[0, 2, 1]]
+    for came in ([0.0, 2.0, 4.0], [0.0, 1.0, 2.0], [0.0, 2.0, 4.0]):
+        order.end_step(came, uses=uses, seconds=[0.5, 0.5, 0.5])
+    assert broadcast.sent == [[0, 2, 1], [0, 1, 2]]
