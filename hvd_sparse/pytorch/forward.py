@@ -1,10 +1,11 @@
 """Steps that do not wait: the next forward pass waits for each parameter before it uses it.
 
 step() hands over what is left and returns. What it would have applied arrives in parts, each a
-bucket or a gradient that the host sums. A part is committed and applied when one of its parameters
-is used (see in_flight.py): the optimizer's own step is run for these parameters alone, with the
-gradients and the hyperparameters that it had when step() was called. Its numbers are those of one
-step for all, since it treats every parameter by itself.
+bucket or a gradient that the host sums, and is committed by itself. A group of parts, a bucket with
+the small gradients beside it, is applied when one of its parameters is used (see in_flight.py): the
+optimizer's own step is run for these parameters alone, with the gradients and the hyperparameters
+that it had when step() was called. Its numbers are those of one step for all, since it treats every
+parameter by itself.
 """
 
 from __future__ import annotations
@@ -45,15 +46,21 @@ _OPTIMIZERS = (
 )
 
 
+# The host's sums that are applied together, up to this size: each step of an optimizer has a cost.
+_GROUP_BYTES = 1 << 20
+
+_Group = list[Part]
+
+
 class ForwardExchange(GradientExchange):
     """The exchange of an optimizer whose step() does not wait; see GradientExchange."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, *args: Any, **options: Any) -> None:
         super().__init__(optimizer, *args, **options)
-        self._part_of: dict[int, Part] = {}  # by the identity of a parameter in flight
+        self._group_of: dict[int, _Group] = {}  # by the identity of a parameter in flight
         self._update: _Update | None = None
         self._reading: Reading | None = None
-        self._waited = 0.0  # seconds, for the parts of this step
+        self._waited = 0.0  # seconds, in this step
         self._has_stepped = False  # since the last gradient
         # Parameters that no forward pass had used when the first gradient of a backward pass came,
         # and PyTorch's number of that pass.
@@ -78,8 +85,7 @@ class ForwardExchange(GradientExchange):
         self.momentum.hide()
         self._update = _Update(optimizer)
         self._waited = 0.0
-        parts = self._driven.parts()
-        self._part_of = {id(slot.param): part for part in reversed(parts) for slot in part.slots}
+        self._group_of = _groups(self._driven.parts(), self._slots)
         for slot in self._slots:
             slot.param.grad = None
         self._exchange.before_close = self._settle_at_end
@@ -116,7 +122,7 @@ class ForwardExchange(GradientExchange):
         """Accepts a gradient; the first one of a step ends the last one."""
         backward = torch._C._current_graph_task_id()
         if self._phase is Phase.APPLYING:
-            late = {one.name for one in self._slots if id(one.param) in self._part_of}
+            late = {one.name for one in self._slots if id(one.param) in self._group_of}
             self._late = late, backward
             self.settle()
         if backward >= 0 and self._late[1] == backward and slot.name in self._late[0]:
@@ -139,9 +145,9 @@ class ForwardExchange(GradientExchange):
         """
         refused = None
         with self._lock:
-            while self._part_of:
+            while self._group_of:
                 try:
-                    self._apply(next(iter(self._part_of.values())))
+                    self._apply(next(iter(self._group_of.values())))
                 except NonFiniteGradientError as error:
                     refused = refused or error
         if refused is not None:
@@ -152,7 +158,7 @@ class ForwardExchange(GradientExchange):
         super().fail(reason)
         if self._phase is Phase.APPLYING:
             in_flight.landed(slot.param for slot in self._slots)
-            self._part_of.clear()
+            self._group_of.clear()
             self._end_flight()
             self.release()
 
@@ -183,33 +189,35 @@ class ForwardExchange(GradientExchange):
                 "optimizer.synchronize() before"
             )
         with self._lock:
-            part = self._part_of.get(id(param))
-            if part is not None:
-                self._apply(part)
+            group = self._group_of.get(id(param))
+            if group is not None:
+                self._apply(group)
 
-    def _apply(self, part: Part) -> None:
-        """Waits for a part, commits it and applies it; the last one ends the step."""
+    def _apply(self, group: _Group) -> None:
+        """Waits for a group, commits its parts and applies them; the last one ends the step."""
         assert self._update is not None
-        params = [slot.param for slot in part.slots]
-        refused = None
+        params = [slot.param for part in group for slot in part.slots]
+        refused, applied = None, []
         start = time.perf_counter()
         try:
             with _outside_of_forward():
-                try:
-                    self._driven.complete(part)
-                except NonFiniteGradientError as error:
-                    refused = error
-                else:
-                    self._waited += time.perf_counter() - start
-                    for slot in part.slots:
-                        slot.write_back()
-                    self._update.apply(part.slots)
+                for part in group:
+                    try:
+                        self._driven.complete(part)
+                    except NonFiniteGradientError as error:
+                        refused = refused or error
+                    else:
+                        applied += part.slots
+                self._waited += time.perf_counter() - start
+                for slot in applied:
+                    slot.write_back()
+                self._update.apply(applied)
         except BaseException as error:
             raise self._end(error)  # noqa: B904  # mostly the same error
         for param in params:
-            del self._part_of[id(param)]
+            del self._group_of[id(param)]
         in_flight.landed(params)
-        if not self._part_of:
+        if not self._group_of:
             self._finish_flight()
         if refused is not None:
             raise refused
@@ -232,6 +240,31 @@ class ForwardExchange(GradientExchange):
     def _end_flight(self) -> None:
         self._update = self._reading = None
         self._exchange.before_close = None
+
+
+def _groups(parts: Iterable[Part], slots: Iterable[Slot]) -> dict[int, _Group]:
+    """Returns the group of each parameter, by identity, in the order in which they are registered.
+
+    What the host sums is applied with what is registered before it.
+    """
+    part_of = {id(slot.param): part for part in parts for slot in part.slots}
+    group_of_part: dict[int, _Group] = {}
+    groups: dict[int, _Group] = {}
+    group: _Group = []
+    size = _GROUP_BYTES
+    for slot in slots:
+        part = part_of[id(slot.param)]
+        if id(part) in group_of_part:
+            group = group_of_part[id(part)]
+        elif part.bucket is not None:
+            group, size = [part], 0
+        elif size + slot.nbytes > _GROUP_BYTES:
+            group, size = [part], slot.nbytes
+        else:
+            group.append(part)
+            size += slot.nbytes
+        group_of_part[id(part)] = groups[id(slot.param)] = group
+    return groups
 
 
 class _Update:

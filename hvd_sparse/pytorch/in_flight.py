@@ -100,13 +100,14 @@ def _become_ordinary(param: torch.Tensor) -> None:
 @functools.cache
 def _in_flight(ordinary: type[torch.Tensor]) -> type[torch.Tensor]:
     """Returns the class of parameters in flight that are otherwise of class `ordinary`."""
+    await_all = opaque(_await)
 
     def torch_function(
         _: type, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         del types
         kwargs = kwargs or {}
-        if func not in _PASSED and _await([args, kwargs]):
+        if func not in _PASSED and await_all([args, kwargs]):
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
@@ -117,7 +118,7 @@ def _in_flight(ordinary: type[torch.Tensor]) -> type[torch.Tensor]:
 
     members = {
         "_ordinary": ordinary,
-        "__torch_function__": classmethod(opaque(torch_function)),
+        "__torch_function__": classmethod(torch_function),
         "__deepcopy__": deepcopy,
         "__module__": __name__,
     }

@@ -106,6 +106,11 @@ class Slot:
         assert self._grad is not None
         return self._grad.dtype
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is exchanged."""
+        return self.result().numel() * self.result().element_size()
+
     def write_back(self) -> None:
         """Copies the result into the gradient, if the exchange worked on a copy of it."""
         assert self._grad is not None

@@ -154,8 +154,14 @@ def test_an_evaluation_in_inference_mode_or_autocast_changes_nothing(name):
     assert_equal(forward, usual)
 
 
+def in_place(model):
+    model.compile(backend="aot_eager")
+    return model
+
+
 COMPILED = {
     "module": lambda model: torch.compile(model, backend="aot_eager"),
+    "in place": in_place,
     "function": lambda model: torch.compile(lambda x: model(x), backend="aot_eager"),
 }
 
