@@ -1,11 +1,14 @@
 """Measures how much an exchange slows down the computation beside it.
 
     horovodrun -np 4 python benchmarks/overlap.py
+    python benchmarks/virtual_cluster.py --hosts 2 --rate 20mbit -- \\
+        python benchmarks/overlap.py --forward
 
 waiting    A fixed computation on every rank, alone and while the exchange waits for a late rank:
            a waiting exchange should leave the cores to the model.
 selecting  Steps of a model (forward, backward, exchange layer by layer, wait) with the selection on
            the thread that runs backward, and on a thread of the exchange.
+forward    Instead of both: steps that wait, and steps for which the next forward pass waits.
 
 The variants take turns, repetition by repetition. Gradients are integers, so that their sums are
 exact: after each repetition the result must be the sum of the entries that left the residuals.
@@ -15,10 +18,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+import forward_steps
 import horovod.torch as hvd
 import torch
 import typer
@@ -218,6 +222,25 @@ def rows_of(title: str, seconds: dict[str, list[float]]) -> list[Row]:
     return rows
 
 
+def report_forward(
+    shape: forward_steps.Shape, density: float, turns: int, json: Path | None
+) -> None:
+    """Times steps that do not wait, and reports them."""
+    found, equal = forward_steps.measure(shape, density, turns)
+    verified = everywhere(equal)
+    rows = []
+    for compression, variants in found.items():
+        for name, one in variants.items():
+            facts = forward_steps.facts_of(variants, name, shape)
+            rows.append(Row(f"{compression}: {name}", Timing.of(slowest(one.seconds)), {**facts}))
+    if hvd.rank() == 0:
+        settings = {"ranks": hvd.size(), **asdict(shape), "density": density, "turns": turns}
+        title = f"steps that wait and steps that do not, {hvd.size()} ranks"
+        report(title, rows, settings=settings, verified=verified, file=json)
+    if not verified:
+        raise typer.Exit(1)
+
+
 @app.command()
 def main(
     milliseconds: Annotated[float, typer.Option(help="of computation in `waiting`")] = 500,
@@ -225,11 +248,19 @@ def main(
     width: Annotated[int, typer.Option(min=8, help="units of a layer")] = 1024,
     density: Annotated[float, typer.Option(help="fraction of each layer that is sent")] = 0.01,
     repetitions: Annotated[int, typer.Option(min=2, help="timed, of each variant")] = 15,
+    forward: Annotated[bool, typer.Option("--forward", help="steps that do not wait")] = False,
+    numel: Annotated[int, typer.Option(help="weights of a layer, with --forward")] = 500_000,
+    forward_ms: Annotated[float, typer.Option(help="of all layers, with --forward")] = 160,
+    backward_ms: Annotated[float, typer.Option(help="likewise")] = 320,
     json: Annotated[Path | None, typer.Option(help="also write the result here")] = None,
 ) -> None:
     """Times computation beside a waiting exchange, and steps with selection on either thread."""
     hvd.init()
     torch.set_num_threads(1)
+    if forward:
+        shape = forward_steps.Shape(depth, numel, forward_ms / 1e3, backward_ms / 1e3)
+        report_forward(shape, density, repetitions, json)
+        return
     world = World.from_horovod(hvd, hvd.global_process_set)
     waiting, waited_right = measure_waiting(world, milliseconds, repetitions)
     selecting, selected_right = measure_selecting(world, depth, width, density, repetitions)

@@ -169,6 +169,19 @@ def test_overlap_and_a_waiting_exchange_leaves_the_cores_to_the_model(tmp_path):
     assert max(slower) < 20, job.output
 
 
+def test_steps_that_do_not_wait_have_the_same_weights(tmp_path):
+    file = tmp_path / "result.json"
+    shape = ["--depth", "3", "--numel", "20000", "--forward-ms", "6", "--backward-ms", "12"]
+    options = ["--forward", *shape, "--repetitions", "2", "--json", str(file)]
+    job = mpirun(2, ["benchmarks/overlap.py", *options], timeout=120)
+    assert job.status == 0, job.output
+    assert set(read(file)) == {
+        f"{kind}: {way}"
+        for kind in ("sparse", "dense")
+        for way in ("usual", "forward, sent as they come", "forward")
+    }
+
+
 def test_scaling(tmp_path):
     file, plot = tmp_path / "result.json", tmp_path / "plot.png"
     options = ["--verify", "64", "--json", str(file), "--plot", str(plot), "--markdown"]
