@@ -88,7 +88,7 @@ class ForwardExchange(GradientExchange):
         self._group_of = _groups(self._driven.parts(), self._slots)
         for slot in self._slots:
             slot.param.grad = None
-        self._exchange.before_close = self._settle_at_end
+        self._exchange.before_close = self.settle_quietly
         in_flight.take_off([slot.param for slot in self._slots], self._land)
 
     def stepped(self) -> None:
@@ -164,15 +164,16 @@ class ForwardExchange(GradientExchange):
 
     def detach(self, reason: str) -> None:
         """Applies what is in flight; then see GradientExchange."""
-        self._settle_at_end()
+        self.settle_quietly()
         super().detach(reason)
 
     def close(self) -> None:
         """Applies what is in flight; then see GradientExchange."""
-        self._settle_at_end()
+        self.settle_quietly()
         super().close()
 
-    def _settle_at_end(self) -> None:
+    def settle_quietly(self) -> None:
+        """Like `settle`, but logs what is refused, where no script expects an error."""
         try:
             self.settle()
         except NonFiniteGradientError as error:

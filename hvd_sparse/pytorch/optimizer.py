@@ -218,6 +218,7 @@ def _build(
     )
     assert settings is not None
     for other in live_exchanges():
+        other.settle_quietly()  # of an optimizer, perhaps, to which nothing else refers
         if other.shares_parameters_with(named):
             other.detach(_NEWER)
             _live.discard(other)

@@ -13,6 +13,9 @@ class PlainSteps:
     def settle(self) -> None:
         """Waits for updates that step() has left in flight; raises the error of a refused one."""
 
+    def settle_quietly(self) -> None:
+        """Like `settle`, but raises nothing."""
+
     @contextmanager
     def common_weights(self) -> Iterator[None]:
         """Lends the parameters weights that are the same on all ranks, within the context."""

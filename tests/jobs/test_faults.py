@@ -67,7 +67,7 @@ def test_a_rank_that_fails_amid_local_steps_ends_all_in_time(name, local_steps):
 
 
 # The others' step() has returned before the rank dies, or while it does.
-@pytest.mark.parametrize("name", ["kill in wait", "kill in exchange", "exception"])
+@pytest.mark.parametrize("name", ["kill in wait", long("kill in exchange"), long("exception")])
 def test_a_rank_that_fails_while_a_step_is_in_flight_ends_all_in_time(name):
     fault = next(one for one in FAULTS if one.name == name)
     outcome = break_job(fault, "--forward")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+import weakref
 from dataclasses import replace
 
 import horovod.torch as hvd
@@ -17,6 +18,8 @@ from hvd_sparse.errors import (
     NonFiniteGradientError,
     UnsupportedError,
 )
+from hvd_sparse.pytorch import forward
+from hvd_sparse.pytorch.attachment import require_attachment
 from hvd_sparse.torch import TopK, stats, watch
 from tests.parallel.forward_training import (
     COMPRESSIONS,
@@ -256,15 +259,18 @@ class Tuned(torch.optim.SGD):
     pass
 
 
-@pytest.mark.parametrize("kind", ["subclass", "asgd", "differentiable", "class"])
-def test_what_it_cannot_do_is_refused_before_anything_is_sent(kind):
+@pytest.mark.parametrize("kind", ["subclass", "asgd", "differentiable", "class", "elastic"])
+def test_what_it_cannot_do_is_refused_before_anything_is_sent(kind, monkeypatch):
     model = Toy()
+    if kind == "elastic":
+        monkeypatch.setattr(forward, "in_elastic_job", lambda: True)
     if kind == "class":
         model.first = OwnFunctions(torch.zeros(40, 30))
     make, text = {
         "subclass": (lambda p: Tuned(p, lr=1.0), "got Tuned"),
         "asgd": (lambda p: torch.optim.ASGD(p), "got ASGD"),
         "differentiable": (lambda p: torch.optim.SGD(p, lr=1.0, differentiable=True), "different"),
+        "elastic": (lambda p: torch.optim.SGD(p, lr=1.0), "cannot be used in an elastic job"),
         "class": (lambda p: torch.optim.SGD(p, lr=1.0), "'first' is of class OwnFunctions"),
     }[kind]
     optimizer = make(model.parameters())
@@ -296,6 +302,14 @@ def test_a_script_that_steps_amid_a_step_is_refused_as_usual():
     with pytest.raises(ON_ANY_RANK, match="zero_grad"):
         zero_too_early()
     assert not flying(model)
+
+
+@several
+def test_an_optimizer_that_is_dropped_amid_its_last_step_is_freed_by_the_next():
+    exchange = weakref.ref(require_attachment(start()[1]).exchange)
+    assert exchange() is not None  # until the step has been applied
+    start()
+    assert exchange() is None
 
 
 @several
