@@ -21,6 +21,7 @@ import torch
 from torch.optim import optimizer as torch_optimizer
 
 from hvd_sparse import log
+from hvd_sparse.compression_checks import FORWARD
 from hvd_sparse.errors import HvdSparseError, NonFiniteGradientError, UnsupportedError
 from hvd_sparse.places.step_clock import Reading, StepTimes
 from hvd_sparse.pytorch import in_flight
@@ -357,9 +358,9 @@ def check_forward(
     settings: Settings, optimizer: torch.optim.Optimizer, named: NamedParameters, host: TorchHost
 ) -> None:
     """Raises UnsupportedError for what overlap='forward' cannot do, before anything is sent."""
-    if settings.compression.overlap != "forward":
+    if settings.compression.overlap != FORWARD:
         return
-    what = "overlap='forward'"
+    what = f"overlap={FORWARD!r}"
     if in_elastic_job():
         raise UnsupportedError(
             f"{what} cannot be used in an elastic job: ranks that leave would have applied one "
