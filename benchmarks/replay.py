@@ -82,6 +82,7 @@ def replay(variant: Variant, steps: int, interface: str | None) -> None:
     before = Usage.now(interface)
     for _ in range(steps):
         variant.log.steps.append(variant.step())
+    variant.end_turn()
     variant.log.usage.append(Usage.now(interface) - before)
     sent = variant.bytes_of_step()
     variant.log.bytes_sent += math.nan if sent is None else steps * sent

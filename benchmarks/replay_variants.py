@@ -17,6 +17,7 @@ from modes import call_of, compression_of
 from replayed import Parameter, ReplayedModule, Training
 from tuned import Settling, settle
 
+from hvd_sparse.compression_checks import FORWARD
 from hvd_sparse.pytorch.attachment import attachment_of
 from hvd_sparse.pytorch.optimizer import stats
 
@@ -151,6 +152,7 @@ class Variant(ABC):
     Attributes:
         sparse: True for a compression of hvd_sparse.
         settling: How an adaptive compression chose its plan; None before, and for other modes.
+        leaves_flying: True if step() does not wait for its updates.
         optimizer: The optimizer, whose step uses what was exchanged.
     """
 
@@ -159,7 +161,7 @@ class Variant(ABC):
         self.log = Log()
         self.steps = 0
         self.settling: Settling | None = None
-        self.sparse = False
+        self.sparse = self.leaves_flying = False
         values = [value for _, value in training.named_parameters()]
         self.optimizer: Any = Standing(values, lr=LEARNING_RATE)
 
@@ -173,19 +175,29 @@ class Variant(ABC):
         """True if one step tells as much as many do: it consists of waits alone, or is dense."""
         return self.dense or self.mode == "compute"
 
+    def end_turn(self) -> None:
+        """Waits for what the last step has left in flight."""
+        if self.leaves_flying:
+            self.optimizer.synchronize()
+
     def settle(self) -> None:
         """Takes the steps until a mode exchanges as it will from then on."""
         if self.sparse:
             self.settling = settle(self.optimizer, self.step)
 
-    def step(self) -> tuple[float, float, float]:
-        """Takes a training step; returns the seconds of forward, backward and the wait after it."""
+    def step(self, *, looks: bool = False) -> tuple[float, float, float]:
+        """Takes a training step; returns the seconds of forward, backward and the wait after it.
+
+        If it `looks` at the averages, they are waited for before the optimizer's step.
+        """
         marks = [time.perf_counter()]
         self.optimizer.zero_grad()
         loss = self._forward()
         marks.append(time.perf_counter())
         loss.backward()
         marks.append(time.perf_counter())
+        if looks:
+            self.optimizer.synchronize()
         self.optimizer.step()
         marks.append(time.perf_counter())
         self.steps += 1
@@ -210,7 +222,7 @@ class Variant(ABC):
         largest = max(self.training.parameters, key=lambda p: p.tensor.numel)
         before = self._residual(largest)
         if before is not None:
-            self.step()
+            self.step(looks=self.leaves_flying)
         own = torch.empty_like(largest.gradient)
         self.training.gradients.write(own, tensor=largest.number, step=self.steps - 1)
         left, result = own.view(-1)[:SAMPLED].double(), _result(largest)[:SAMPLED].double()
@@ -274,6 +286,11 @@ class ByHorovod(Variant):
             import hvd_sparse.torch  # noqa: F401  teaches Horovod sparse compressions
 
             compression = compression_of(mode)
+            self.leaves_flying = compression.overlap == FORWARD
+        if self.leaves_flying:  # the optimizer updates its parameters in parts
+            training.give_values_memory()
+            values = [value for _, value in training.named_parameters()]
+            self.optimizer = torch.optim.SGD(values, lr=0.0)
         self.optimizer = hvd.DistributedOptimizer(
             self.optimizer,
             named_parameters=training.named_parameters(),

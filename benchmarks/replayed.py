@@ -126,8 +126,9 @@ class Parameter:
     Attributes:
         tensor: Name and shape.
         number: Number of the tensor in the model.
-        value: The optimizer's parameter. It is never read or changed, so one number stands for all
-            entries, and sixteen ranks of a large model fit on one machine.
+        value: The optimizer's parameter. Unless values are given memory, it is never changed, so
+            one number stands for all entries, and sixteen ranks of a large model fit on one
+            machine.
         gradient: Memory that becomes `value.grad` in every step.
     """
 
@@ -180,6 +181,11 @@ class Training:
         """Parameters by layer, in forward order."""
         return [layer.parameters for layer in self._layers]
 
+    def give_values_memory(self) -> None:
+        """Lets optimizers write to the parameters, which take memory of their own from then on."""
+        for parameter in self.parameters:
+            parameter.value.data = torch.zeros(parameter.tensor.shape)
+
     def named_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Returns names and parameters, as DistributedOptimizer takes them."""
         return [(parameter.tensor.name, parameter.value) for parameter in self.parameters]
@@ -190,6 +196,8 @@ class Training:
         self.clock.start()
         flow = torch.zeros(1, requires_grad=True)
         for layer in self._layers:
+            for parameter in layer.parameters:
+                parameter.value.detach()  # a layer reads its weights, which may wait for them
             flow = _Replayed.apply(flow, layer, *(p.value for p in layer.parameters))
         return flow.sum()
 
