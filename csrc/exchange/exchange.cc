@@ -150,10 +150,7 @@ void Exchange::Select(Slot* slot) {
   Launch launch = *std::exchange(slot->launch, std::nullopt);
   const bool done = Run(*slot, "select", [&] {
     slot->kernels->Follow(slot->ready.get());
-    if (slot->route == Route::kStep && slot->bucket->IsPreparedForSteps()) {
-      return slot->bucket->EnqueueSelection(std::move(launch), *slot->kernels, slot->ready.get());
-    }
-    slot->bucket->Select(std::move(launch), Rank(), *slot->kernels);
+    slot->bucket->Select(std::move(launch), Rank(), *slot->kernels, slot->route, slot->ready.get());
   });
   const std::lock_guard lock(mutex_);
   slot->selected = done;
@@ -175,19 +172,16 @@ void Exchange::RunCollective(Slot* slot) {
     }
     if (unselected && gpu_collectives != nullptr) bucket.PrepareSteps(gpu_collectives);
   });
-  const bool is_enqueued = slot->route == Route::kStep && gpu_collectives != nullptr;
   if (unselected && ready) Select(slot);
-  const auto note = [&](std::shared_ptr<const Mark> written) {
+  bool arrived = true;
+  Run(*slot, "exchange", [&] { arrived = bucket.Reduce(*comm_, kernels, gpu_collectives); });
+  // Also after a failure: the bucket may have left gradients to be written later.
+  Try(*slot, "exchange", [&] {
+    std::shared_ptr<const Mark> written = bucket.Written(kernels);
     const std::lock_guard lock(mutex_);
     slot->written = std::move(written);
-  };
-  const bool done = Run(*slot, "exchange", [&] {
-    if (!is_enqueued) return bucket.Reduce(*comm_, kernels, gpu_collectives);
-    note(bucket.Enqueue(*comm_, kernels));
   });
-  // Also after a failure: the bucket may have left gradients to be written later.
-  if (!is_enqueued) Try(*slot, "exchange", [&] { note(kernels.EndOfOwn()); });
-  Reach(done && is_enqueued ? State::kEnqueued : State::kArrived, slot);
+  Reach(arrived ? State::kArrived : State::kEnqueued, slot);
 }
 
 template <typename Work>
@@ -231,7 +225,7 @@ bool Exchange::Wait(int id, double seconds, StreamHandle stream) {
 /// Waits for a device that runs a whole step: the only wait of such a step.
 bool Exchange::AwaitDevice(Slot* slot, double seconds) {
   bool arrived = false;
-  Run(*slot, "exchange", [&] { arrived = slot->bucket->StepArrived(seconds); });
+  Run(*slot, "exchange", [&] { arrived = slot->bucket->Arrived(seconds); });
   if (arrived) Reach(State::kArrived, slot);
   return arrived;
 }

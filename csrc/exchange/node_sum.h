@@ -18,9 +18,19 @@
 #include "csrc/collectives/dense_block.h"
 #include "csrc/collectives/shard_sum.h"
 #include "csrc/collectives/sparse_allreduce.h"
+#include "csrc/comm/group_communicator.h"
 #include "csrc/comm/nodes.h"
 
 namespace hvd_sparse {
+
+/// The communicators of this rank's node, and of the owners of its shard on all nodes.
+struct NodeGroups {
+  NodeGroups(Communicator* comm, NodePlace place)
+      : node(comm, comm->Rank() - place.local_rank, 1, place.local_size),
+        between(comm, place.local_rank, place.local_size, comm->Size() / place.local_size) {}
+
+  GroupCommunicator node, between;
+};
 
 class NodeSum {
  public:

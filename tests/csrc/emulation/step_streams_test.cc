@@ -203,9 +203,10 @@ TEST_F(StepStreams, ABucketBeginsBehindTheCallersStreamWhichGoesOnBehindItsEnd) 
   emulation::Given(kCaller);
   const std::shared_ptr<const Mark> ready = kernels.EndOf(caller);
   order_.Begin("select");
-  bucket.EnqueueSelection(launch, kernels, ready.get());
+  bucket.Select(launch, 0, kernels, Route::kStep, ready.get());
   order_.Begin("exchange");
-  kernels.MakeStreamFollow(caller, bucket.Enqueue(alone, kernels).get());
+  EXPECT_FALSE(bucket.Reduce(alone, kernels));
+  kernels.MakeStreamFollow(caller, bucket.Written(kernels).get());
   order_.Begin("update");
   emulation::Given(kCaller);
   EXPECT_TRUE(order_.Follows("select", "gradient"));

@@ -1,0 +1,59 @@
+/// The step of a bucket, in one of several ways, each a class and a file of its own:
+///
+///     SparseStep      selects, exchanges blocks, settles and scatters, one call at a time
+///     NodeStep        like it, but of the sum of a node's residuals
+///     DenseStep       sums all entries
+///     DenseNodeStep   like it, but of the sum of a node's residuals
+///     EnqueuedStep    enqueues the whole step on a device at once
+///
+/// Bucket chooses one of the first four when it is made, and EnqueuedStep for steps whose route is
+/// kStep.
+///
+/// A step holds scratch memory, never state: residuals and thresholds belong to the framework.
+
+#ifndef HVD_SPARSE_EXCHANGE_BUCKET_STEP_H_
+#define HVD_SPARSE_EXCHANGE_BUCKET_STEP_H_
+
+#include <memory>
+
+#include "csrc/collectives/gpu_collectives.h"
+#include "csrc/comm/communicator.h"
+#include "csrc/exchange/step_record.h"
+#include "csrc/kernels/kernels.h"
+
+namespace hvd_sparse {
+
+/// Its inputs are those of the StepRecord that it was made with; verdicts and statistics go there.
+class BucketStep {
+ public:
+  virtual ~BucketStep() = default;
+
+  /// Adds the gradients to the residual and takes from there what this rank sends; or enqueues that
+  /// on a device, to begin after `ready`. See Bucket::Select.
+  virtual void Select(int rank, const Kernels& kernels, const Mark* ready) = 0;
+
+  /// Exchanges what was selected, and writes the result into the gradients. Returns true if the
+  /// step has arrived, false if a device still runs it. See Bucket::Reduce.
+  virtual bool Reduce(Communicator& comm, const Kernels& kernels,
+                      GpuCollectives* gpu_collectives) = 0;
+
+  /// Returns a mark before which the gradients may still be written; null if there is none. Called
+  /// after Reduce, even if that has failed.
+  virtual std::shared_ptr<const Mark> Written(const Kernels& kernels) = 0;
+
+  /// Waits at most `seconds` for the end of the step, after Reduce; returns true if it has ended.
+  virtual bool Arrived(double /*seconds*/) { return true; }
+
+  /// Returns residual and velocity to what they were after error feedback, bit for bit.
+  virtual void PutBack(const Kernels& kernels) = 0;
+
+  /// Makes the residual what this rank has yet to send. Does not fail.
+  virtual void Commit() {}
+
+  /// Waits for the device and frees its memory.
+  virtual void ReleaseDevices() {}
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_EXCHANGE_BUCKET_STEP_H_

@@ -1,0 +1,79 @@
+#include "csrc/exchange/node_step.h"
+
+#include <algorithm>
+
+#include "csrc/base/clock.h"
+
+namespace hvd_sparse {
+namespace {
+
+Segments SegmentsIn(Range shard, const StepRecord& record) {
+  return Segments(record.spec.segment_numels, record.spec.max_ks, shard, *record.sparsifier);
+}
+
+}  // namespace
+
+NodeStep::NodeStep(StepRecord* record, NodePlace place)
+    : StepByCalls(record),
+      node_(record->numel, place),
+      segments_(SegmentsIn(node_.shard(), *record)),
+      blocks_(record) {
+  for (int rank = 0; rank < place.local_size; ++rank) {
+    const Range shard = ShardOf(record->numel, rank, place.local_size);
+    gather_room_ = std::max(gather_room_, SegmentsIn(shard, *record).capacity());
+  }
+}
+
+std::int64_t NodeStep::Take(const Kernels& kernels) {
+  blocks_.Begin();
+  const std::int64_t not_finite = feedback_.Begin(kernels);
+  return not_finite + feedback_.Accumulate(kernels);
+}
+
+/// Returns the context of a collective that takes this rank's shard.
+CollectiveContext NodeStep::ContextOf(Communicator& comm, const Kernels& kernels) {
+  CollectiveContext ctx = record_.ContextOf(comm, kernels);
+  ctx.k = segments_.Asked(record_.launch.ks);
+  ctx.capacity = segments_.capacity();
+  ctx.numel = node_.shard().size();
+  return ctx;
+}
+
+void NodeStep::Sum(Communicator& comm, const Kernels& kernels,
+                   GpuCollectives* /*gpu_collectives*/) {
+  NodeGroups groups(&comm, node_.place());
+  CollectiveContext inside = ContextOf(groups.node, kernels);
+  BlockHeader identity = record_.Identity();
+  const bool finite = node_.Add(record_.launch.residual, &identity, inside);
+  record_.AddUp(&inside);
+  record_.own_verdict = identity.verdict;
+
+  SparseBlock &selected = blocks_.selected(), &reduced = blocks_.reduced();
+  selected.Reset(0);
+  selected.Finish(0);
+  if (finite) {  // else no rank will apply this step
+    segments_.Select(*record_.sparsifier, nullptr, record_.launch.ks, record_.launch.states,
+                     node_.values(), kernels, &selected);
+    record_.collective.AsSparse()->Trim(inside.k, node_.values(), kernels, &selected);
+  }
+  record_.stats.selected = selected.count();
+  CollectiveContext between = ContextOf(groups.between, kernels);
+  blocks_.Reduce(&between, node_.values());
+
+  // Finished sums are sent as they are.
+  CollectiveContext back = ContextOf(groups.node, kernels);
+  back.wire = {};
+  back.numel = record_.numel;  // shards differ in length; Gather knows each
+  reduced.header().format = back.wire.Id();
+  reduced.header().kept = 0;  // differs between shards
+  node_.Gather(gather_room_, &reduced, back);
+  record_.AddUp(&back);
+  record_.stats.settle_begin = SteadySeconds();  // all rounds lie before it
+  blocks_.Scatter(node_.shard(), node_.values(), groups.between.Size(), kernels);
+  blocks_.ForgetRounding();      // the sum took the errors; the residual is as it was
+  blocks_.MaskReduced(kernels);  // all ranks of a node share in its sum
+  record_.verdict = reduced.header().verdict;
+  record_.stats.reduced = reduced.count();
+}
+
+}  // namespace hvd_sparse

@@ -1,0 +1,40 @@
+/// A step by calls that sums nodes first (`hierarchical`): Select only accumulates; Reduce adds up
+/// the residuals of the node, selects from this rank's shard of the sum, exchanges that between the
+/// owners of the shard on all nodes, and gathers the finished shards on the node. Nothing leaves
+/// the residual before Commit.
+
+#ifndef HVD_SPARSE_EXCHANGE_NODE_STEP_H_
+#define HVD_SPARSE_EXCHANGE_NODE_STEP_H_
+
+#include <cstdint>
+
+#include "csrc/comm/nodes.h"
+#include "csrc/exchange/block_exchange.h"
+#include "csrc/exchange/node_sum.h"
+#include "csrc/exchange/segments.h"
+#include "csrc/exchange/step_by_calls.h"
+
+namespace hvd_sparse {
+
+class NodeStep final : public StepByCalls {
+ public:
+  NodeStep(StepRecord* record, NodePlace place);
+
+  void PutBack(const Kernels& kernels) override { blocks_.PutBackVelocity(kernels); }
+  void Commit() override { node_.Commit(record_.launch.residual); }
+
+ private:
+  std::int64_t Take(const Kernels& kernels) override;
+  void Sum(Communicator& comm, const Kernels& kernels, GpuCollectives* gpu_collectives) override;
+
+  CollectiveContext ContextOf(Communicator& comm, const Kernels& kernels);
+
+  NodeSum node_;
+  const Segments segments_;       // of this rank's shard
+  std::int64_t gather_room_ = 0;  // the most entries that a shard of the node delivers
+  BlockExchange blocks_;
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_EXCHANGE_NODE_STEP_H_

@@ -1,0 +1,36 @@
+/// A step by calls on this rank's own residual: selected entries move to a block, the collective
+/// sums the blocks of all ranks, and what was not delivered returns.
+///
+/// If devices are connected, their rounds may replace the collective (route kRounds).
+
+#ifndef HVD_SPARSE_EXCHANGE_SPARSE_STEP_H_
+#define HVD_SPARSE_EXCHANGE_SPARSE_STEP_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "csrc/exchange/block_exchange.h"
+#include "csrc/exchange/segments.h"
+#include "csrc/exchange/step_by_calls.h"
+
+namespace hvd_sparse {
+
+class SparseStep final : public StepByCalls {
+ public:
+  explicit SparseStep(StepRecord* record);
+
+  void PutBack(const Kernels& kernels) override;
+  void ReleaseDevices() override { device_reduce_.reset(); }
+
+ private:
+  std::int64_t Take(const Kernels& kernels) override;
+  void Sum(Communicator& comm, const Kernels& kernels, GpuCollectives* gpu_collectives) override;
+
+  const Segments segments_;
+  BlockExchange blocks_;
+  std::unique_ptr<DeviceReduce> device_reduce_;  // if not null, replaces the collective
+};
+
+}  // namespace hvd_sparse
+
+#endif  // HVD_SPARSE_EXCHANGE_SPARSE_STEP_H_
