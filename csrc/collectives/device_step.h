@@ -7,10 +7,10 @@
 /// An event orders the two parts of a bucket's step, so its selection runs while the exchange of
 /// the previous bucket is in progress. The CPU reads the outcome of a step once, after its end.
 ///
-/// Thresholds belong to the framework, as on every other route (csrc/exchange/bucket.h): between
-/// two steps its array of them, in CPU memory, is authoritative. The device works on a copy, which
-/// is updated if the framework passes other values than it last received, and copied back when a
-/// step has arrived.
+/// Thresholds belong to the framework, as on every other route (csrc/exchange/bucket_step.h):
+/// between two steps its array of them, in CPU memory, is authoritative. The device works on a
+/// copy, which is updated if the framework passes other values than it last received, and copied
+/// back when a step has arrived.
 
 #ifndef HVD_SPARSE_COLLECTIVES_DEVICE_STEP_H_
 #define HVD_SPARSE_COLLECTIVES_DEVICE_STEP_H_

@@ -201,7 +201,7 @@ class Collective {
 
   /// Returns true if the ranks of a node add up their residuals first, before they select or sum
   /// over the nodes: a rank then has its shard of the node's sum, and exchanges it with the owners
-  /// of that shard, one on each node. See hierarchical.cc and dense_step.h.
+  /// of that shard, one on each node. See csrc/exchange/node_step.h and dense_node_step.h.
   virtual bool SumsNodesFirst() const { return false; }
 
   /// Returns the collective of selected blocks; null if all entries are summed (see shard_sum.h).
