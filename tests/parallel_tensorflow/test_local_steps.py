@@ -153,7 +153,7 @@ def test_what_cannot_take_local_steps_is_refused():
         meet(plain)
     for options, text in (
         ({"residual_decay": 0.5}, "residual_decay must be 1.0 in"),
-        ({"overlap": "forward"}, "overlap must be False in TensorFlow, got forward"),
+        ({"overlap": "forward"}, "overlap must be False in TensorFlow, got 'forward'"),
     ):
         with pytest.raises(UnsupportedError, match=text):
             hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=TopK(**options))
