@@ -14,7 +14,7 @@ from hvd_sparse.schedules import checked_count, checked_number
 
 MOST_LOCAL_STEPS = 1 << 20
 
-# What becomes of the moments of the ranks' optimizers at a meeting.
+# Values of `moments`: a meeting leaves those of the ranks' optimizers alone, or averages them.
 LOCAL, AVERAGED = "local", "averaged"
 
 # Small models learned clearly less where a meeting sent a hundredth of a difference.

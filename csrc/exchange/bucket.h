@@ -1,7 +1,7 @@
 /// A bucket and its part in a step: accumulate, select, allreduce, settle, scatter.
 ///
-/// What happens then depends on its collective and on the step's route: each way is a BucketStep,
-/// and the bucket chooses it.
+/// Each way to do that is a BucketStep; the bucket chooses one by its collective and the step's
+/// route.
 
 #ifndef HVD_SPARSE_EXCHANGE_BUCKET_H_
 #define HVD_SPARSE_EXCHANGE_BUCKET_H_

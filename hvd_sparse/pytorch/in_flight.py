@@ -27,7 +27,7 @@ Land = Callable[[torch.Tensor], None]
 _land_of: dict[int, Land] = {}  # by the identity of a parameter in flight
 _hook: RemovableHandle | None = None
 
-# What says nothing of a parameter's value.
+# Accesses that do not read a parameter's value.
 _PASSED = frozenset(
     getattr(attribute, access)
     for attribute, accesses in (

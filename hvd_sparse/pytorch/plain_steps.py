@@ -1,4 +1,4 @@
-"""What other kinds of steps add to an exchange of gradients; steps without it add nothing."""
+"""Operations that local steps and steps in flight define; plain steps do nothing in them."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def fit(optimizer, *callbacks, compression="lags", epochs=3, **compiled):
     return history.history
 
 
-# Of Horovod's compressions, the sparse ones and the dense ones each, one is enough.
+# One compression of each kind is enough: Horovod's, a sparse one and a dense sum.
 @pytest.mark.parametrize(
     "compression",
     [one if one in ("none", "lags", "dense") else long(one) for one in COMPRESSIONS],
