@@ -179,7 +179,7 @@ class GroupHost:
 
     def require_sums_on(self, device: torch.device, what: str) -> None:
         """Raises UnsupportedError if the group has no backend for a device."""
-        if device.type not in _devices_of(self._group):
+        if device.type not in _backends_of(self._group):
             raise UnsupportedError(
                 f"torch.distributed sums {what}, and the backend of this group "
                 f"({dist.get_backend_config(self._group)}) takes no tensors there"
@@ -196,8 +196,9 @@ class GroupHost:
         return _Pending(work, name, lambda: np.asarray(total.numpy()))
 
     def sums_in(self, dtype: torch.dtype) -> torch.dtype:
-        """Returns the type of sums: that of the tensors."""
-        return dtype
+        """Returns the type of sums: that of the tensors, but MPI knows none of 16 bits."""
+        narrow = dtype in (torch.float16, torch.bfloat16)
+        return torch.float32 if narrow and self._is_over_mpi() else dtype
 
     def reduce(
         self, tensor: torch.Tensor, name: str, reduction: Reduction
@@ -209,13 +210,16 @@ class GroupHost:
 
     def timed_sum(self, nbytes: int, values: str, name: str, place: Place) -> _Pending[float]:
         """Sums so many bytes at a place; the result is the time in seconds."""
-        timed = Timed(nbytes, values, place)
+        timed = Timed(nbytes, values, place, sums_in=self.sums_in)
         work = dist.all_reduce(timed.tensor, group=self._group, async_op=True)
         return _Pending(work, name, timed.seconds)
 
+    def _is_over_mpi(self) -> bool:
+        return dist.Backend.MPI in _backends_of(self._group).values()
+
     def _for_messages(self) -> dist.ProcessGroup:
         """Returns a group of the same ranks that takes tensors on the CPU."""
-        if "cpu" in _devices_of(self._group):
+        if "cpu" in _backends_of(self._group):
             return self._group
         name = self._group.group_name
         if name not in _on_cpu:
@@ -250,10 +254,10 @@ def _scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
     return tensor if factor == 1.0 else tensor.mul_(factor)
 
 
-def _devices_of(group: dist.ProcessGroup) -> set[str]:
-    """Returns the kinds of devices for which a group has a backend."""
+def _backends_of(group: dist.ProcessGroup) -> dict[str, str]:
+    """Returns the names of a group's backends by the kind of device."""
     config = dist.get_backend_config(group)  # "cpu:gloo,cuda:nccl"
-    return {one.partition(":")[0] for one in config.split(",")}
+    return dict(one.split(":") for one in config.split(","))
 
 
 def _wait(work: dist.Work) -> None:

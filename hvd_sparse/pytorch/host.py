@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -17,21 +17,31 @@ class Timed:
     """A tensor for an operation that begins at once, and the time that it takes.
 
     The tensor is cast from float32 before, and back afterwards. It holds ones: zeros may be added
-    faster where float16 is summed in software.
+    faster where float16 is summed in software. Where the host casts the type once more for its
+    sums, so does this.
 
     Args:
         nbytes: Bytes of the tensor.
         values: Type of its elements, "float32" or "float16".
         place: The place of the tensor.
+        sums_in: The host's `TorchHost.sums_in`.
     """
 
-    def __init__(self, nbytes: int, values: str, place: Place) -> None:
+    def __init__(
+        self,
+        nbytes: int,
+        values: str,
+        place: Place,
+        *,
+        sums_in: Callable[[torch.dtype], torch.dtype],
+    ) -> None:
         ones = torch.ones(nbytes // BYTES[values], dtype=torch.float32, device=place.device)
         self._clock = place.clock
         self._made = self._clock.mark()
         self._clock.seconds(self._made, self._made)  # waits for the tensor
         self._begin = self._clock.mark()
-        self.tensor = ones.to(getattr(torch, values))
+        dtype: torch.dtype = getattr(torch, values)
+        self.tensor = ones.to(dtype).to(sums_in(dtype))
 
     def seconds(self) -> float:
         """Returns the seconds until now, once the operation has ended."""

@@ -138,7 +138,7 @@ class HorovodHost:
 
     def timed_sum(self, nbytes: int, values: str, name: str, place: Place) -> _Pending[float]:
         """Sums so many bytes at a place; the result is the time in seconds."""
-        timed = Timed(nbytes, values, place)
+        timed = Timed(nbytes, values, place, sums_in=self.sums_in)
         handle = hvd_ops.allreduce_async_(
             timed.tensor, name=name, op=hvd_ops.Sum, process_set=self._process_set
         )

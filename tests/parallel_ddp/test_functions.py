@@ -14,6 +14,7 @@ from hvd_sparse.ddp import (
     GTopK,
     TopK,
     attach,
+    host,
     mark_step,
     replan,
     sparse_allreduce,
@@ -41,6 +42,37 @@ def total(tensor, group=None):
     summed = tensor.double()
     dist.all_reduce(summed, group=group)
     return summed
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_backend_over_mpi_is_given_no_sums_in_16_bits(monkeypatch, several_ranks, dtype):
+    summed = []
+
+    def all_reduce(tensor, *args, **options):
+        summed.append(tensor.dtype)
+        return plain(tensor, *args, **options)
+
+    plain = dist.all_reduce
+    monkeypatch.setattr(host, "_backends_of", lambda group: {"cpu": "mpi"})
+    monkeypatch.setattr(host.dist, "all_reduce", all_reduce)
+    ddp = DistributedDataParallel(Toy(dtype=dtype))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    attach(ddp, optimizer, LAGS)  # times sums of float16, and measures dense steps
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for _ in range(3):
+        gradients = {
+            name: torch.randint(-9, 10, one.shape, generator=generator).to(dtype)
+            for name, one in ddp.module.named_parameters()
+        }
+        sums = {name: total(one) for name, one in gradients.items()}
+        optimizer.zero_grad()
+        ddp(gradients).backward()
+        for name, one in ddp.module.named_parameters():
+            average = (sums[name] / dist.get_world_size()).to(torch.float32).to(dtype)
+            assert torch.equal(one.grad, average), name
+        optimizer.step()
+    assert summed
+    assert not {torch.float16, torch.bfloat16} & set(summed)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
