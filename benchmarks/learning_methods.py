@@ -80,12 +80,23 @@ class Learner(ABC):
 
     @abstractmethod
     def mean(self, values: torch.Tensor) -> torch.Tensor:
-        """Values, float64, averaged over the ranks."""
+        """Values, of a floating-point type, averaged over the ranks."""
 
     @contextmanager
     def judged(self) -> Iterator[nn.Module]:
         """The model with the weights that are to be judged: equal on all ranks."""
         yield self.model
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[nn.Module]:
+        """The model with the ranks' average in the place of its weights, which come back after."""
+        weights = [weight.detach() for weight in self.model.parameters()]
+        own = [weight.clone() for weight in weights]
+        for weight in weights:
+            weight.copy_(self.mean(weight))
+        yield self.model
+        for weight, before in zip(weights, own, strict=True):
+            weight.copy_(before)
 
     def report(self) -> dict[str, Any]:
         """Facts about the whole training, for its account."""
@@ -114,16 +125,6 @@ class OverHorovod(Learner):
         averages = self.hvd.grouped_allreduce(list(tensors), name=name)
         for tensor, average in zip(tensors, averages, strict=True):
             tensor.copy_(average)
-
-    @contextmanager
-    def averaged_weights(self) -> Iterator[nn.Module]:
-        """The model with the ranks' average in the place of its weights, which come back after."""
-        weights = [weight.detach() for weight in self.model.parameters()]
-        own = [weight.clone() for weight in weights]
-        self.average_in_place(weights, "judged")
-        yield self.model
-        for weight, before in zip(weights, own, strict=True):
-            weight.copy_(before)
 
 
 class Through(OverHorovod):
@@ -230,7 +231,7 @@ class Average(OverHorovod):
         if self.taken % self._every == self._every - 1:
             self.average_in_place(list(self.model.parameters()), "weights")
 
-    judged = OverHorovod.averaged_weights
+    judged = Learner.averaged_weights
 
 
 class DDP(Learner):
@@ -255,3 +256,30 @@ class DDP(Learner):
         total = values.clone()
         self._dist.all_reduce(total)
         return total / self._dist.get_world_size()
+
+
+class PostLocal(DDP):
+    """PyTorch's post-local SGD: first DDP, and then ranks that average their weights now and then.
+
+    Args:
+        setup: The starting point.
+        every: Steps between two averages.
+        after: Steps of DDP before that.
+    """
+
+    def __init__(self, setup: Setup, *, every: int, after: int = 100) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
+        from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+        from torch.distributed.optim import PostLocalSGDOptimizer
+
+        super().__init__(setup)
+        alone, _ = self._dist.new_subgroups(1)
+        state = post_localSGD_hook.PostLocalSGDState(
+            None, alone, start_localSGD_iter=after, post_local_gradient_allreduce=False
+        )
+        self._wrapped.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+        self.optimizer = PostLocalSGDOptimizer(
+            self.optimizer, PeriodicModelAverager(period=every, warmup_steps=after)
+        )
+
+    judged = Learner.averaged_weights

@@ -18,7 +18,7 @@ import typer
 from ddp_methods import join_ddp
 from gloo_world import prepare
 from learning_kin import EF21, DeMo, MicroAdam, SparseAverage
-from learning_methods import DDP, Average, Dense, Learner, Setup, Sparse
+from learning_methods import DDP, Average, Dense, Learner, PostLocal, Setup, Sparse
 from learning_prototypes import ErrorFeedback
 from learning_tasks import TASKS, Batch
 from machine import bytes_sent_by
@@ -30,6 +30,7 @@ METHODS: dict[str, type[Learner]] = {
     "WarmedUp": Sparse,
     "Average": Average,
     "DDP": DDP,
+    "PostLocal": PostLocal,
     "ErrorFeedback": ErrorFeedback,
     "DeMo": DeMo,
     "EF21": EF21,
@@ -106,7 +107,7 @@ def main(
         }
         write(json, account)
     learner.mean(torch.zeros(1, dtype=torch.float64))
-    if kind is DDP:
+    if issubclass(kind, DDP):
         torch.distributed.destroy_process_group()  # its threads would end the process with SIGABRT
 
 
@@ -153,7 +154,7 @@ def join(
     kind: type[Learner], rendezvous: str, interface: str | None, gloo: bool
 ) -> tuple[int, int]:
     """Becomes one of the ranks: its number, and how many there are."""
-    if kind is DDP:
+    if issubclass(kind, DDP):
         import torch.distributed as dist
 
         join_ddp(rendezvous, interface)

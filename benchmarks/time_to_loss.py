@@ -114,6 +114,7 @@ TODAY = {
     "DDP, fp16": 'DDP(hook="fp16")',
     "DDP, PowerSGD 1": 'DDP(hook="powersgd", matrix_rank=1)',
     "DDP, PowerSGD 4": 'DDP(hook="powersgd", matrix_rank=4)',
+    "DDP, post-local SGD 8": "PostLocal(every=8)",
     "average every 4": "Average(every=4)",
     "average every 10": "Average(every=10)",
     "average every 30": "Average(every=30)",
