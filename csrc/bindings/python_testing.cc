@@ -55,6 +55,7 @@ class Selector {
     block_.Reset(room);
     Selection selection({&feedback, 1}, feedback.residual, 0, 0, room, kernels_, &block_);
     sparsifier_->Select(k_, states.data, &selection);
+    selection.Finish();
     block_.Finish(selection.taken());
     return selection.not_finite();
   }

@@ -40,8 +40,10 @@ std::int64_t Segments::Select(const Sparsifier& sparsifier, const GradientsOf& g
                         filled, sparsifier.Room(k, part->numel), kernels, out);
     try {
       sparsifier.Select(k, &states[static_cast<std::int64_t>(part->segment)], &selection);
+      selection.Finish();
     } catch (...) {  // out of memory
-      kernels.PutBack(*out, 0, filled + selection.taken(), residual);
+      selection.PutBack();
+      kernels.PutBack(*out, 0, filled, residual);
       selection.Dense();
       while (++part != parts_.end()) {
         for (const Feedback& one : feedback_of(*part)) kernels.Accumulate(one);

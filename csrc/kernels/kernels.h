@@ -19,6 +19,7 @@
 #include "csrc/base/device.h"
 #include "csrc/base/sparse_block.h"
 #include "csrc/base/types.h"
+#include "csrc/kernels/candidates.h"
 #include "csrc/kernels/timed_mark.h"
 
 namespace hvd_sparse {
@@ -111,6 +112,13 @@ class Kernels {
   /// Takes the entries that `cut` keeps; returns their number.
   virtual std::int64_t TakeCut(Span<float> residual, TopKCut cut, Index offset, std::int64_t filled,
                                SparseBlock* out) const = 0;
+
+  /// Returns a place on the device for at most `room` candidates of a segment of `bucket`; null if
+  /// entries are taken straight to a block. A thread has one such place at a time.
+  virtual std::unique_ptr<Candidates> NewCandidates(std::int64_t /*room*/,
+                                                    Span<float> /*bucket*/) const {
+    return nullptr;
+  }
 
   /// Takes the entries of `residual` at ascending positions, zeros included.
   virtual void TakeAt(Span<float> residual, Span<const Index> positions, Index offset,

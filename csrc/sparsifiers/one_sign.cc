@@ -15,8 +15,10 @@
 /// Sattler et al., "Sparse binary compression", IJCNN 2019, https://arxiv.org/abs/1805.08768.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -26,52 +28,19 @@
 namespace hvd_sparse {
 namespace {
 
-/// The largest entries of one sign: magnitudes beyond `cut`, and the first `ties` that equal it.
-struct Group {
-  bool negative = false;
-  float cut = 0;
-  std::int64_t ties = 0;
+using SignSums = std::array<SignSum, 2>;  // of the positive entries, and of the negative ones
 
-  bool Has(float value) const { return value != 0 && (value < 0) == negative; }
-
-  /// Returns a predicate that accepts the group's entries among values that it is asked in order.
-  auto Keeps() const {
-    return [group = *this](float value) mutable {
-      if (!group.Has(value)) return false;
-      const float magnitude = std::fabs(value);
-      return magnitude > group.cut || (magnitude == group.cut && group.ties-- > 0);
-    };
-  }
-
-  /// Cuts the group to the `count` largest; `magnitudes` begins with these, the last one the least.
-  void CutTo(std::int64_t count, const std::vector<float>& magnitudes) {
-    const auto end = magnitudes.begin() + count;
-    cut = *(end - 1);
-    ties = count - std::count_if(magnitudes.begin(), end, [&](float one) { return one > cut; });
-  }
-};
-
-/// The number of a group's entries, and the sum of their magnitudes, added in order.
-struct Sum {
-  std::int64_t count = 0;
-  double sum = 0;
-  float least = INFINITY;
-};
-
-Sum SumOf(const Group& group, Span<const float> values) {
-  Sum sum;
-  auto keeps = group.Keeps();
-  for (const float value : values) {
-    if (!keeps(value)) continue;
-    ++sum.count;
-    sum.sum += std::fabs(double{value});
-    sum.least = std::min(sum.least, std::fabs(value));
-  }
-  return sum;
+/// Cuts a group to the `count` largest; `magnitudes` begins with these, the last one the least.
+void CutTo(std::int64_t count, const std::vector<float>& magnitudes, SignGroup* group) {
+  const auto end = magnitudes.begin() + count;
+  group->cut = *(end - 1);
+  group->ties =
+      count - std::count_if(magnitudes.begin(), end, [&](float one) { return one > group->cut; });
+  group->count = count;
 }
 
 /// Returns the magnitudes of a group's entries; valid until the next call on this thread.
-std::vector<float>& MagnitudesOf(const Group& group, Span<const float> values) {
+std::vector<float>& MagnitudesOf(const SignGroup& group, Span<const float> values) {
   thread_local std::vector<float> magnitudes;
   magnitudes.clear();
   auto keeps = group.Keeps();
@@ -82,20 +51,27 @@ std::vector<float>& MagnitudesOf(const Group& group, Span<const float> values) {
 }
 
 /// Returns the largest entries of a sign, at most k.
-Group LargestOf(bool negative, std::int64_t k, Span<const float> values) {
-  Group group{negative};
+SignGroup LargestOf(bool negative, std::int64_t k, Span<const float> values) {
+  SignGroup group{negative};
   std::vector<float>& magnitudes = MagnitudesOf(group, values);
-  if (static_cast<std::int64_t>(magnitudes.size()) <= k) return group;
+  group.count = static_cast<std::int64_t>(magnitudes.size());
+  if (group.count <= k) return group;
   std::nth_element(magnitudes.begin(), magnitudes.begin() + k - 1, magnitudes.end(),
                    std::greater<>());
-  group.CutTo(k, magnitudes);
+  CutTo(k, magnitudes, &group);
   return group;
 }
 
-float LeastOf(Span<const float> values) {
-  float least = INFINITY;
-  for (const float value : values) least = std::min(least, std::fabs(value));
-  return least;
+/// Returns the sum of the largest entries of a sign, added in order.
+SignSum SumOf(bool negative, std::int64_t k, Span<const float> values) {
+  SignSum sum{LargestOf(negative, k, values)};
+  auto keeps = sum.group.Keeps();
+  for (const float value : values) {
+    if (!keeps(value)) continue;
+    sum.sum += std::fabs(double{value});
+    sum.least = std::min(sum.least, std::fabs(value));
+  }
+  return sum;
 }
 
 bool IsWithinTwiceTheLeast(double sum, std::int64_t count, float least) {
@@ -103,7 +79,7 @@ bool IsWithinTwiceTheLeast(double sum, std::int64_t count, float least) {
 }
 
 /// Drops the smallest entries until the mean of the others is at most twice the least.
-void Level(Span<const float> values, Group* group) {
+void Level(Span<const float> values, SignGroup* group) {
   std::vector<float>& magnitudes = MagnitudesOf(*group, values);
   std::sort(magnitudes.begin(), magnitudes.end(), std::greater<>());
   std::int64_t kept = 1, count = 0;
@@ -112,7 +88,31 @@ void Level(Span<const float> values, Group* group) {
     sum += magnitude;
     if (IsWithinTwiceTheLeast(sum, ++count, magnitude)) kept = count;
   }
-  group->CutTo(kept, magnitudes);
+  CutTo(kept, magnitudes, group);
+}
+
+/// Returns the sum of a group and of the bounds of its missing entries, up to k.
+double Rank(const SignSum& one, std::int64_t k, float bound) {
+  return one.sum + double{bound} * static_cast<double>(k - one.group.count);
+}
+
+/// Returns the sign that stays.
+const SignSum& Stays(const SignSums& sums, std::int64_t k, float bound) {
+  const auto rank = [&](const SignSum& one) {
+    return std::pair(Rank(one, k, bound), one.group.count);
+  };
+  return rank(sums[1]) > rank(sums[0]) ? sums[1] : sums[0];
+}
+
+/// Returns true if sums that were added in another order lead to the same choice as those that were
+/// added in order.
+bool IsClear(const SignSums& sums, std::int64_t k, float bound) {
+  constexpr double kRounding = 1e-15;  // of Rank, more than twice
+  const double plus = Rank(sums[0], k, bound), minus = Rank(sums[1], k, bound);
+  const SignSum& stays = Stays(sums, k, bound);
+  const double limit = 2.0 * stays.least * static_cast<double>(stays.group.count);
+  return std::fabs(plus - minus) > sums[0].error + sums[1].error + kRounding * (plus + minus) &&
+         std::fabs(stays.sum - limit) > stays.error;
 }
 
 class OneSign final : public Sparsifier {
@@ -127,22 +127,21 @@ class OneSign final : public Sparsifier {
   void Select(std::int64_t k, SelectionState* state, Selection* selection) const override {
     const std::int64_t most = BothSigns(k, selection->size());
     TakePredictedTopK(most, state, selection);
-    const Span<const float> values = selection->values();
-    if (values.size == 0) return;
+    if (selection->taken() == 0) return;
 
-    const Group plus = LargestOf(false, k, values), minus = LargestOf(true, k, values);
-    const Sum of_plus = SumOf(plus, values), of_minus = SumOf(minus, values);
-    const bool has_more = values.size == most && most < selection->size();
-    const float bound = has_more ? LeastOf(values) : 0.0f;
-    const auto rank = [&](const Sum& sum) {
-      const double total = sum.sum + double{bound} * static_cast<double>(k - sum.count);
-      return std::pair(total, sum.count);
-    };
-    const bool negative = rank(of_minus) > rank(of_plus);
-    Group stays = negative ? minus : plus;
-    const Sum& sum = negative ? of_minus : of_plus;
-    if (!IsWithinTwiceTheLeast(sum.sum, sum.count, sum.least)) Level(values, &stays);
-    selection->KeepIf(stays.Keeps());
+    const bool has_more = selection->taken() == most && most < selection->size();
+    const float bound = has_more ? selection->Smallest() : 0.0f;
+    std::optional<SignSums> sums = selection->LargestOfSigns(k);
+    if (!sums || !IsClear(*sums, k, bound)) {
+      const Span<const float> values = selection->values();
+      sums = {SumOf(false, k, values), SumOf(true, k, values)};
+    }
+    const SignSum& stays = Stays(*sums, k, bound);
+    SignGroup group = stays.group;
+    if (!IsWithinTwiceTheLeast(stays.sum, group.count, stays.least)) {
+      Level(selection->values(), &group);
+    }
+    selection->Keep(group);
   }
 
  private:

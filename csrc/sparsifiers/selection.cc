@@ -1,5 +1,8 @@
 #include "csrc/sparsifiers/selection.h"
 
+#include <algorithm>
+#include <cmath>
+
 namespace hvd_sparse {
 
 Selection::Selection(Span<const Feedback> feedback, Span<float> residual, Index offset,
@@ -30,6 +33,7 @@ Span<const float> Selection::Sample(std::int64_t count, std::uint64_t seed) cons
 }
 
 std::int64_t Selection::TakeAbove(float threshold) {
+  if (candidates_ == nullptr) candidates_ = kernels_.NewCandidates(room_, Bucket());
   std::int64_t above = 0;
   const auto note = [&](const Tally& tally) {
     above += tally.above;
@@ -37,16 +41,24 @@ std::int64_t Selection::TakeAbove(float threshold) {
     not_finite_ += tally.not_finite;
   };
   if (HasAccumulated()) {
-    note(kernels_.TakeAbove(residual_, threshold, offset_, end_, begin_ + room_, out_));
+    note(Take({{}, 1, 1, residual_}, threshold, offset_));
     return above;
   }
   Index offset = offset_;
   for (const Feedback& part : feedback_) {
-    note(kernels_.AccumulateAndTake(part, threshold, offset, end_, begin_ + room_, out_));
+    note(Take(part, threshold, offset));
     ++joined_;
     offset += static_cast<Index>(part.residual.size);
   }
   return above;
+}
+
+Tally Selection::Take(const Feedback& part, float threshold, Index offset) {
+  if (candidates_ != nullptr) return candidates_->Take(part, threshold, offset);
+  const std::int64_t limit = begin_ + room_;
+  return part.grad.data == nullptr
+             ? kernels_.TakeAbove(part.residual, threshold, offset, end_, limit, out_)
+             : kernels_.AccumulateAndTake(part, threshold, offset, end_, limit, out_);
 }
 
 void Selection::TakeTopK(std::int64_t k) {
@@ -60,17 +72,63 @@ void Selection::TakeAt(Span<const Index> positions) {
   end_ += positions.size;
 }
 
-void Selection::KeepTopK(std::int64_t k) {
-  // Blocks hold positions in the bucket.
-  const Span<float> bucket(residual_.data - offset_, residual_.size + offset_);
-  end_ = kernels_.KeepTopK(k, begin_, end_, out_, bucket);
+float Selection::Smallest() {
+  if (IsOnDevice()) return candidates_->Smallest();
+  float smallest = INFINITY;
+  for (const float value : values()) smallest = std::min(smallest, std::fabs(value));
+  return smallest;
 }
 
-void Selection::PutBackFrom(std::int64_t place) {
-  if (place == end_) return;
-  const Span<float> bucket(residual_.data - offset_, residual_.size + offset_);
-  kernels_.PutBack(*out_, place, end_, bucket);
-  end_ = place;
+std::optional<std::array<SignSum, 2>> Selection::LargestOfSigns(std::int64_t k) {
+  if (!IsOnDevice()) return std::nullopt;
+  return candidates_->LargestOfSigns(k);
+}
+
+void Selection::KeepTopK(std::int64_t k) {
+  if (IsOnDevice()) {
+    candidates_->KeepTopK(k);
+    NoteCandidates();
+    return;
+  }
+  end_ = kernels_.KeepTopK(k, begin_, end_, out_, Bucket());
+}
+
+void Selection::Keep(const SignGroup& group) {
+  if (IsOnDevice()) {
+    candidates_->Keep(group);
+    NoteCandidates();
+    return;
+  }
+  auto keeps = group.Keeps();
+  std::int64_t kept = begin_;
+  for (std::int64_t i = begin_; i < end_; ++i) {
+    if (!keeps(out_->values()[i])) continue;
+    std::swap(out_->indices()[kept], out_->indices()[i]);
+    std::swap(out_->values()[kept++], out_->values()[i]);
+  }
+  if (kept < end_) kernels_.PutBack(*out_, kept, end_, Bucket());
+  end_ = kept;
+}
+
+void Selection::PutBack() {
+  if (IsOnDevice()) {
+    candidates_->PutBack();
+    NoteCandidates();
+    return;
+  }
+  if (begin_ < end_) kernels_.PutBack(*out_, begin_, end_, Bucket());
+  end_ = begin_;
+}
+
+void Selection::Finish() {
+  if (!IsOnDevice() || is_fetched_) return;
+  candidates_->Fetch(begin_, out_);
+  is_fetched_ = true;
+}
+
+void Selection::NoteCandidates() {
+  end_ = begin_ + candidates_->count();
+  is_fetched_ = false;
 }
 
 Span<const float> Selection::Dense() {

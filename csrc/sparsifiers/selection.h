@@ -3,11 +3,16 @@
 /// Sparsifiers are written in terms of it: take entries above a threshold, check their count, keep
 /// the largest of them, or put them all back and try another threshold. The first take does error
 /// feedback in the same pass; at any time each value is in one place, the residual or the block.
+/// What is taken above a threshold on a GPU stays there (csrc/kernels/candidates.h) until its
+/// values are asked for, or the selection ends.
 
 #ifndef HVD_SPARSE_SPARSIFIERS_SELECTION_H_
 #define HVD_SPARSE_SPARSIFIERS_SELECTION_H_
 
+#include <array>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -36,7 +41,17 @@ class Selection {
 
   /// The number of entries taken, and their values.
   std::int64_t taken() const { return end_ - begin_; }
-  Span<const float> values() const { return {out_->values() + begin_, taken()}; }
+  Span<const float> values() {
+    Finish();
+    return {out_->values() + begin_, taken()};
+  }
+
+  /// Returns the smallest magnitude of the entries taken, of which there is at least one.
+  float Smallest();
+
+  /// Returns the k largest of either sign among the entries taken, or all: of the positive ones, of
+  /// the negative ones. Nothing if the entries lie in the block.
+  std::optional<std::array<SignSum, 2>> LargestOfSigns(std::int64_t k);
 
   /// Returns about `count` entries of the segment as they are after error feedback, drawn by the
   /// seed from all over it. Cheap, also before error feedback. Valid until the next call on this
@@ -57,27 +72,30 @@ class Selection {
   /// Puts back all taken entries except the k largest magnitudes.
   void KeepTopK(std::int64_t k);
 
-  /// Puts back all taken entries except those whose values `keeps` accepts, asked once in order.
-  template <typename Keeps>
-  void KeepIf(Keeps keeps) {
-    std::int64_t kept = begin_;
-    for (std::int64_t i = begin_; i < end_; ++i) {
-      if (!keeps(out_->values()[i])) continue;
-      std::swap(out_->indices()[kept], out_->indices()[i]);
-      std::swap(out_->values()[kept++], out_->values()[i]);
-    }
-    PutBackFrom(kept);
-  }
+  /// Puts back all taken entries except those of a group.
+  void Keep(const SignGroup& group);
 
-  /// Puts back all taken entries.
-  void PutBack() { PutBackFrom(begin_); }
+  /// Puts back all taken entries. Allocates nothing.
+  void PutBack();
+
+  /// Completes the block: the entries taken lie there from now on.
+  void Finish();
 
   /// Completes error feedback; returns the residual, without the taken entries.
   Span<const float> Dense();
 
  private:
-  /// Puts back the entries of the block from this place on.
-  void PutBackFrom(std::int64_t place);
+  /// Takes entries from a part of the segment, whose error feedback has been done if it has no
+  /// gradient.
+  Tally Take(const Feedback& part, float threshold, Index offset);
+
+  bool IsOnDevice() const { return candidates_ != nullptr && candidates_->count() > 0; }
+
+  /// Notes how many candidates are left.
+  void NoteCandidates();
+
+  /// Returns the bucket up to the segment's end: blocks hold positions in the bucket.
+  Span<float> Bucket() const { return {residual_.data - offset_, residual_.size + offset_}; }
 
   bool HasAccumulated() const { return joined_ == feedback_.size; }
 
@@ -91,6 +109,9 @@ class Selection {
   std::int64_t end_;  // of the entries taken
   std::int64_t not_finite_ = 0;
   std::int64_t joined_ = 0;  // gradients whose error feedback is done
+
+  std::unique_ptr<Candidates> candidates_;  // null before they are needed, and on the CPU
+  bool is_fetched_ = false;                 // the block has them, too
 };
 
 }  // namespace hvd_sparse

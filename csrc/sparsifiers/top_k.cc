@@ -23,15 +23,15 @@ namespace {
 
 /// Returns the tail index between the threshold of the candidates and the smallest entry kept.
 /// Entries above that say little about it: residuals end there, and may crowd just below.
-double IndexOfCandidates(float tried, std::int64_t above, float smallest,
-                         Span<const float> values) {
+double IndexOfCandidates(float tried, std::int64_t above, float smallest, Selection* selection) {
   constexpr double kTooClose = 0.05;
-  const double counts = std::log(static_cast<double>(above) / static_cast<double>(values.size));
+  const auto taken = static_cast<double>(selection->taken());
+  const double counts = std::log(static_cast<double>(above) / taken);
   if (tried > 0 && above > 0 && std::fabs(counts) > kTooClose) {
     const double index = std::log(double{smallest} / double{tried}) / counts;
     if (index > 0 && index <= kLargestTailIndex) return index;
   }
-  return TailIndex(values, smallest);
+  return TailIndex(selection->values(), smallest);
 }
 
 class TopK final : public Sparsifier {
@@ -54,14 +54,12 @@ void TakePredictedTopK(std::int64_t k, SelectionState* state, Selection* selecti
   const float tried = Predicted(Candidates(k), k, *state);
   const std::int64_t above = TakeTopKAbove(tried, k, selection);
 
-  const Span<const float> values = selection->values();
-  if (values.size < k) {  // there are no more non-zeros
+  if (selection->taken() < k) {  // there are no more non-zeros
     state->threshold = 0;
     return;
   }
-  float smallest = INFINITY;
-  for (const float value : values) smallest = std::min(smallest, std::fabs(value));
-  Predict(smallest, IndexOfCandidates(tried, above, smallest, values), k, state);
+  const float smallest = selection->Smallest();
+  Predict(smallest, IndexOfCandidates(tried, above, smallest, selection), k, state);
 }
 
 std::unique_ptr<const Sparsifier> MakeTopK(const SparsifierOptions& /*options*/) {

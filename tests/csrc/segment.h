@@ -128,6 +128,7 @@ class Segment {
     std::fill_n(block.values(), kFilled, -7.0f);
     Selection selection(feedback, residual(), kOffset, kFilled, room, kernels, &block);
     sparsifier_->Select(k, &state, &selection);
+    selection.Finish();
     EXPECT_LE(sparsifier_->Capacity(k, size_), room);
     EXPECT_LE(selection.taken(), sparsifier_->Capacity(k, size_));
     EXPECT_EQ(selection.not_finite(), step.not_finite);

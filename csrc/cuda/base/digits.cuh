@@ -100,16 +100,29 @@ __device__ void AddCounts(const unsigned* counts, unsigned* histogram) {
 /// larger than all others.
 __device__ inline std::uint32_t MagnitudeInBlock(float x) { return FloatBits(x) & 0x7fffffffu; }
 
+/// Orders the entries of a block by magnitude.
+struct AllEntries {
+  __device__ bool Has(float /*x*/) const { return true; }
+};
+
+/// Orders the entries of one sign by magnitude, and leaves the others out.
+struct OneSignEntries {
+  std::uint32_t sign;  ///< 0x80000000 if they are negative, else 0
+
+  __device__ bool Has(float x) const { return (FloatBits(x) & 0x80000000u) == sign; }
+};
+
 /// Entries of a block that a thread loads before it uses any of them. Each use ends with an atomic,
 /// and no compiler moves a load across that, so every single load would be waited for.
 constexpr int kCountedAtATime = 8;
 
 /// Counts the digits of `level` in a histogram in shared memory, for those magnitudes of a block
-/// that begin with `prefix`. The entries are split among `blocks` blocks of threads, of which this
-/// one is `number`. Called by all its threads.
-template <int Threads>
+/// that begin with `prefix` and belong to `which`. The entries are split among `blocks` blocks of
+/// threads, of which this one is `number`. Called by all its threads.
+template <int Threads, typename Which = AllEntries>
 __device__ void CountLevel(const float* values, unsigned count, const Prefix& prefix, int level,
-                           unsigned number, unsigned blocks, unsigned* histogram) {
+                           unsigned number, unsigned blocks, unsigned* histogram,
+                           const Which& which = {}) {
   constexpr unsigned kTurn = kCountedAtATime * Threads;
   const int above = level == 0 ? 31 : ShiftOf(level - 1);
   for (unsigned begin = number * kTurn; begin < count; begin += blocks * kTurn) {
@@ -124,7 +137,7 @@ __device__ void CountLevel(const float* values, unsigned count, const Prefix& pr
     for (int j = 0; j < kCountedAtATime; ++j) {
       const unsigned i = first + static_cast<unsigned>(j * Threads);
       const std::uint32_t magnitude = MagnitudeInBlock(of_turn[j]);
-      if (i >= count || magnitude >> above != prefix.bits) continue;
+      if (i >= count || magnitude >> above != prefix.bits || !which.Has(of_turn[j])) continue;
       atomicAdd(histogram + DigitOf(magnitude, level), 1u);
     }
   }

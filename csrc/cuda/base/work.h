@@ -19,6 +19,7 @@ struct Workspace {
   Stream stream;
   Arena<DeviceMemory> scratch;
   Arena<PinnedMemory> staging;
+  Arena<DeviceMemory> kept;
   bool busy = false;  // a call has returned, and its work may still be in flight
 
   ~Workspace() { (void)cudaStreamSynchronize(stream.get()); }
@@ -56,6 +57,9 @@ class Work {
           "clear memory");
     return memory;
   }
+
+  /// Returns the thread's memory for what outlives a call. Only who uses it takes it back.
+  Arena<DeviceMemory>* KeptMemory() { return &workspace_.kept; }
 
   /// Returns pinned memory for `count` elements, for Upload and Fetch. Call it before anything is
   /// changed: the allocation may fail.

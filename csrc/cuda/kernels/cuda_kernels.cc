@@ -7,11 +7,13 @@
 #include <cfloat>
 #include <cmath>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <utility>
 
 #include "csrc/cuda/base/timed_mark.h"
 #include "csrc/cuda/base/work.h"
+#include "csrc/cuda/kernels/device_candidates.h"
 #include "csrc/cuda/kernels/entry_lists.h"
 #include "csrc/cuda/kernels/join.h"
 #include "csrc/cuda/kernels/moments.h"
@@ -95,6 +97,10 @@ class CudaKernelsImpl final : public Kernels {
     const TakenBuffers buffers(room, residual, offset, &work);
     const Totals* const totals = LaunchTakeCut(residual, cut, buffers.taken(), &work);
     return buffers.Receive(totals, cut.ties).taken;
+  }
+
+  std::unique_ptr<Candidates> NewCandidates(std::int64_t room, Span<float> bucket) const override {
+    return std::make_unique<DeviceCandidates>(device_, room, bucket);
   }
 
   void TakeAt(Span<float> residual, Span<const Index> positions, Index offset, std::int64_t filled,

@@ -25,8 +25,8 @@
 #include "csrc/cuda/base/device_memory.h"
 #include "csrc/cuda/base/device_transport.h"
 #include "csrc/cuda/base/message_memory.h"
+#include "csrc/cuda/kernels/block_top_k.h"
 #include "csrc/cuda/step/block_merge.h"
-#include "csrc/cuda/step/block_top_k.h"
 
 namespace hvd_sparse::cuda {
 

@@ -23,7 +23,7 @@
 
 #include "csrc/cuda/base/device_block.h"
 #include "csrc/cuda/base/device_memory.h"
-#include "csrc/cuda/step/block_top_k.h"
+#include "csrc/cuda/kernels/block_top_k.h"
 #include "csrc/cuda/step/bucket_close.h"
 #include "csrc/cuda/step/bucket_layout.h"
 #include "csrc/cuda/step/bucket_pass.h"

@@ -1,6 +1,6 @@
 /// Keeping the largest entries on a device gives the same bits as on the CPU.
 
-#include "csrc/cuda/step/block_top_k.h"
+#include "csrc/cuda/kernels/block_top_k.h"
 
 #include <gtest/gtest.h>
 

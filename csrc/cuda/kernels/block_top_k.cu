@@ -10,7 +10,7 @@
 #include "csrc/cuda/base/check.h"
 #include "csrc/cuda/base/digits.cuh"
 #include "csrc/cuda/base/look_back.cuh"
-#include "csrc/cuda/step/block_top_k.h"
+#include "csrc/cuda/kernels/block_top_k.h"
 
 namespace hvd_sparse::cuda {
 namespace {
@@ -36,16 +36,31 @@ __global__ void __launch_bounds__(kThreads)
   AddCounts<kThreads>(histogram, digits->histograms[level]);
 }
 
-/// Returns the cut of the k largest of `count` entries; if there are no more than k, it keeps all.
-__device__ Prefix FindCut(unsigned count, unsigned k, Digits* digits) {
-  if (k == 0) return {0xffffffffu, 0};
-  if (count <= k) return {0, 0x7fffffffu};
-  return FindLevel<kThreads>(digits, kLevels - 1, k, false);
-}
+/// The cut of the k largest entries, whose digits have been counted.
+struct LargestEntries {
+  AllEntries which;
+  Digits* digits;
 
+  /// Returns the cut among `count` entries; if there are no more than k, it keeps all.
+  __device__ Prefix Find(unsigned count, unsigned k) const {
+    if (k == 0) return {0xffffffffu, 0};
+    if (count <= k) return {0, 0x7fffffffu};
+    return FindLevel<kThreads>(digits, kLevels - 1, k, false);
+  }
+};
+
+/// The cut of a group, which is known.
+struct GroupEntries {
+  OneSignEntries which;
+  Prefix cut;
+
+  __device__ Prefix Find(unsigned /*count*/, unsigned /*k*/) const { return cut; }
+};
+
+template <typename Cut>
 __global__ void __launch_bounds__(kThreads)
     CompactKernel(DeviceBlock from, DeviceBlock to, unsigned k, KeepTopKOptions options,
-                  unsigned* begun, TileWord* words, Digits* digits) {
+                  unsigned* begun, TileWord* words, Cut known) {
   __shared__ unsigned my_tile;
   __shared__ Counts of_warp[kWarps], before_tile;
   if (threadIdx.x == 0) my_tile = atomicAdd(begun, 1u);
@@ -57,7 +72,7 @@ __global__ void __launch_bounds__(kThreads)
     *to.header = header;
   }
   if (tile > 0 && tile * kTile >= count) return;  // in all threads
-  const Prefix cut = FindCut(count, k, digits);
+  const Prefix cut = known.Find(count, k);
 
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
@@ -74,8 +89,9 @@ __global__ void __launch_bounds__(kThreads)
     indices[step] = is_there ? from.indices[i] : 0;
     values[step] = is_there ? from.values[i] : 0.0f;
     const std::uint32_t magnitude = MagnitudeInBlock(values[step]);
-    above[step] = __ballot_sync(kAllLanes, is_there && magnitude > cut.bits);
-    ties[step] = __ballot_sync(kAllLanes, is_there && magnitude == cut.bits);
+    const bool counts = is_there && known.which.Has(values[step]);
+    above[step] = __ballot_sync(kAllLanes, counts && magnitude > cut.bits);
+    ties[step] = __ballot_sync(kAllLanes, counts && magnitude == cut.bits);
     own = own + Counts{static_cast<unsigned>(__popc(above[step])),
                        static_cast<unsigned>(__popc(ties[step]))};
   }
@@ -134,8 +150,19 @@ void LaunchKeepTopK(const KeepTopKOptions& options, const DeviceBlock& from, con
     CheckLaunch("count the digits of a block");
   }
   CompactKernel<<<tiles, kThreads, 0, stream>>>(from, to, k, options, scratch.begun, scratch.words,
-                                                scratch.digits);
+                                                LargestEntries{{}, scratch.digits});
   CheckLaunch("keep the largest entries of a block");
+}
+
+void LaunchKeepGroup(const SignGroup& group, Span<float> residual, const DeviceBlock& from,
+                     const DeviceBlock& to, const TopKScratch& scratch, cudaStream_t stream) {
+  const auto count = static_cast<unsigned>(group.count), ties = static_cast<unsigned>(group.ties);
+  const auto tiles = static_cast<unsigned>(std::max<std::int64_t>(TilesFor(from.capacity), 1));
+  const GroupEntries known{{group.negative ? 0x80000000u : 0}, {FloatBits(group.cut), ties}};
+  CompactKernel<<<tiles, kThreads, 0, stream>>>(from, to, count,
+                                                KeepTopKOptions{group.count, true, false, residual},
+                                                scratch.begun, scratch.words, known);
+  CheckLaunch("keep the entries of one sign");
 }
 
 }  // namespace hvd_sparse::cuda

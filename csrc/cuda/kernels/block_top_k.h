@@ -1,7 +1,7 @@
 /// Keeping the largest entries of a block, on its device.
 
-#ifndef HVD_SPARSE_CUDA_STEP_BLOCK_TOP_K_H_
-#define HVD_SPARSE_CUDA_STEP_BLOCK_TOP_K_H_
+#ifndef HVD_SPARSE_CUDA_KERNELS_BLOCK_TOP_K_H_
+#define HVD_SPARSE_CUDA_KERNELS_BLOCK_TOP_K_H_
 
 #include <cuda_runtime_api.h>
 
@@ -9,6 +9,7 @@
 
 #include "csrc/cuda/base/device_block.h"
 #include "csrc/cuda/base/device_memory.h"
+#include "csrc/kernels/candidates.h"
 
 namespace hvd_sparse::cuda {
 
@@ -39,6 +40,11 @@ struct KeepTopKOptions {
 void LaunchKeepTopK(const KeepTopKOptions& options, const DeviceBlock& from, const DeviceBlock& to,
                     const TopKScratch& scratch, cudaStream_t stream);
 
+/// Writes the entries of a group, none of them zero, to `to`; the others return to the residual.
+/// One launch, which needs no digits.
+void LaunchKeepGroup(const SignGroup& group, Span<float> residual, const DeviceBlock& from,
+                     const DeviceBlock& to, const TopKScratch& scratch, cudaStream_t stream);
+
 }  // namespace hvd_sparse::cuda
 
-#endif  // HVD_SPARSE_CUDA_STEP_BLOCK_TOP_K_H_
+#endif  // HVD_SPARSE_CUDA_KERNELS_BLOCK_TOP_K_H_
