@@ -55,9 +55,15 @@ Tally DeviceCandidates::Take(const Feedback& feedback, float threshold, Index of
   Totals* const fetched = work.Staged<Totals>(1);
   const std::int64_t room = std::min(room_ - count_, feedback.residual.size);
   const Taken taken{own_.indices + count_, own_.values + count_, room, offset};
-  work.Fetch(LaunchTakeAbove(feedback, threshold, taken, &work), 1, fetched);
+  const Taken pile{other_.indices, other_.values, room, offset};
+  work.Fetch(LaunchTakeByPile(feedback, threshold, pile, taken, &work), 1, fetched);
   work.Finish();
   const std::int64_t count = std::min<std::int64_t>(fetched->above, room);
+  if (fetched->above > room) {  // takes the first ones, as the CPU does
+    LaunchPut(taken.indices, taken.values, room, bucket_.data, work.stream());
+    LaunchTakeAbove({{}, 1, 1, feedback.residual}, threshold, taken, &work);
+    work.Finish();
+  }
   count_ += count;
   smallest_.reset();
   return {fetched->above, count, fetched->not_finite};

@@ -1,11 +1,11 @@
 /// Gradient and residual are read once, the residual is written once, and the taken entries lie in
-/// index order: see take_tile.cuh. A block of threads works on one tile.
+/// index order: see take_tile.cuh and pile.cuh. A block of threads works on one tile.
 
 #include <algorithm>
 
 #include "csrc/cuda/base/check.h"
+#include "csrc/cuda/kernels/pile.cuh"
 #include "csrc/cuda/kernels/take.h"
-#include "csrc/cuda/kernels/take_tile.cuh"
 
 namespace hvd_sparse::cuda {
 namespace {
@@ -44,6 +44,52 @@ const Totals* LaunchTake(Source source, Rule rule, Span<float> residual, const T
         source, rule, residual, taken, pass, words);
     CheckLaunch("take entries from a residual");
   }
+  return &pass->totals;
+}
+
+// ---- By way of a pile ---------------------------------------------------------------------------
+
+/// Blocks that run on a multiprocessor at a time.
+constexpr int kBlocksAtATime = 5;
+
+template <typename Source>
+__global__ void __launch_bounds__(kTakeThreads, kBlocksAtATime)
+    TakeToPileKernel(Source source, float threshold, Span<float> residual, Index offset, Pile pile,
+                     PilePart* parts, unsigned* not_finite) {
+  const std::int64_t begin = blockIdx.x * kTileEntries;
+  TileEntries tile(residual.data + begin, min(residual.size - begin, kTileEntries));
+  tile.Load(source, begin, not_finite);
+  TakeToPile(threshold, Source::kChanges, tile, offset + static_cast<Index>(begin), pile,
+             parts + (blockIdx.x * kTakeWarps + threadIdx.x / kWarp));
+}
+
+__global__ void __launch_bounds__(kTakeThreads)
+    OrderKernel(Pile pile, const PilePart* parts, unsigned count, Taken taken, Pass* pass,
+                TileWord* words) {
+  __shared__ OrderShared shared;
+  const unsigned number = NextNumber(&pass->begun, &shared.number);
+  const unsigned first = number * kTakeThreads;
+  PutInOrder(pile, parts + first, count - first, words, number, taken.indices, taken.values,
+             &shared);
+}
+
+template <typename Source>
+const Totals* LaunchByPile(Source source, float threshold, Span<float> residual,
+                           const Taken& pile_memory, const Taken& taken, Work* work) {
+  const std::int64_t tiles = (residual.size + kTileEntries - 1) / kTileEntries;
+  const std::int64_t groups = (tiles + kGroupTiles - 1) / kGroupTiles;
+  Pass* const pass = work->Zeros<Pass>(1);
+  if (tiles == 0) return &pass->totals;
+  TileWord* const words = work->Zeros<TileWord>(groups);
+  PilePart* const parts = work->Scratch<PilePart>(tiles * kTakeWarps);
+  const Pile pile{pile_memory.indices, pile_memory.values, static_cast<unsigned>(taken.room),
+                  &pass->totals.above};
+  TakeToPileKernel<<<static_cast<unsigned>(tiles), kTakeThreads, 0, work->stream()>>>(
+      source, threshold, residual, taken.offset, pile, parts, &pass->totals.not_finite);
+  CheckLaunch("take entries from a residual");
+  OrderKernel<<<static_cast<unsigned>(groups), kTakeThreads, 0, work->stream()>>>(
+      pile, parts, static_cast<unsigned>(tiles * kTakeWarps), taken, pass, words);
+  CheckLaunch("put the entries taken in order");
   return &pass->totals;
 }
 
@@ -86,6 +132,16 @@ const Totals* LaunchTakeAbove(const Feedback& feedback, float threshold, const T
   const Totals* totals = nullptr;
   const auto take = [&](const auto& source) {
     totals = LaunchTake(source, AboveThreshold{threshold}, feedback.residual, taken, work);
+  };
+  feedback.grad.data == nullptr ? take(AsItIs()) : WithGradientOf(feedback, take);
+  return totals;
+}
+
+const Totals* LaunchTakeByPile(const Feedback& feedback, float threshold, const Taken& pile,
+                               const Taken& taken, Work* work) {
+  const Totals* totals = nullptr;
+  const auto take = [&](const auto& source) {
+    totals = LaunchByPile(source, threshold, feedback.residual, pile, taken, work);
   };
   feedback.grad.data == nullptr ? take(AsItIs()) : WithGradientOf(feedback, take);
   return totals;

@@ -37,6 +37,12 @@ void LaunchAccumulate(const Feedback& feedback, unsigned* not_finite, cudaStream
 const Totals* LaunchTakeAbove(const Feedback& feedback, float threshold, const Taken& taken,
                               Work* work);
 
+/// Like LaunchTakeAbove, but faster, in two kernels, by way of `pile`, memory for as many entries.
+/// If there is not enough room, the entries taken are any, in any order: LaunchTakeAbove can take
+/// the first ones once they are put back. Only above and not_finite are counted.
+const Totals* LaunchTakeByPile(const Feedback& feedback, float threshold, const Taken& pile,
+                               const Taken& taken, Work* work);
+
 /// Moves the entries that `cut` keeps to `taken`, while there is room. Returns the totals, on the
 /// device.
 const Totals* LaunchTakeCut(Span<float> residual, TopKCut cut, const Taken& taken, Work* work);

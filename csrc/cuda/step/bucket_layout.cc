@@ -33,8 +33,12 @@ BucketLayout::BucketLayout(const BucketSpec& spec) {
                        static_cast<Index>(begin - gradient_begins[gradient])});
       begin += size;
     }
-    segments.push_back({static_cast<std::int32_t>(number), first,
-                        static_cast<std::int32_t>(tiles.size()), static_cast<Index>(candidates)});
+    const auto behind = static_cast<std::int32_t>(tiles.size());
+    segments.push_back({static_cast<std::int32_t>(number), first, behind,
+                        static_cast<std::int32_t>(groups.size()), static_cast<Index>(candidates)});
+    for (std::int32_t tile = first; tile < behind; tile += kGroupTiles) {
+      groups.push_back({own, tile});
+    }
     segment_numels.push_back(numel);
     const std::int64_t room = RoomForCandidates(max_k, numel);
     for (std::int64_t chunk = 0; chunk < room; chunk += kChunkEntries) {

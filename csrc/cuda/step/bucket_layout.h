@@ -31,7 +31,13 @@ struct Tile {
 struct SegmentPlace {
   std::int32_t number;                ///< among all segments, empty ones too
   std::int32_t first_tile, end_tile;  ///< its tiles
+  std::int32_t first_group;           ///< of its tiles
   Index candidates;                   ///< where its candidates begin
+};
+
+/// A part of a segment's tiles: kGroupTiles from `first_tile` on, or as many as there are.
+struct TileGroup {
+  std::int32_t segment, first_tile;
 };
 
 /// A part of a segment's candidates: kChunkEntries from `begin` on, or as many as there are.
@@ -43,6 +49,7 @@ struct Chunk {
 struct BucketLayout {
   std::vector<Tile> tiles;             ///< in the order of the bucket
   std::vector<SegmentPlace> segments;  ///< likewise
+  std::vector<TileGroup> groups;       ///< likewise
   std::vector<Chunk> chunks;           ///< likewise
   std::vector<Index> gradient_begins;  ///< begins of all gradients, and the end of the last
   std::vector<std::int64_t> segment_numels;

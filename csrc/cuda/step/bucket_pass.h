@@ -13,6 +13,7 @@
 namespace hvd_sparse::cuda {
 
 struct Digits;
+struct PilePart;
 
 /// State of one segment.
 struct SegmentPass {
@@ -28,7 +29,7 @@ struct SegmentPass {
 
 /// State of all segments together.
 struct BucketPass {
-  unsigned begun, begun_again, begun_segments;  ///< tiles of either pass, and segments
+  unsigned begun, begun_again, begun_segments;  ///< groups, tiles of the second pass, segments
   unsigned not_finite;                          ///< entries that error feedback refused
   unsigned missed;                              ///< 1 if any segment's threshold has missed
   unsigned flags;                               ///< for the block's header
@@ -47,13 +48,16 @@ struct SelectionArgs {
   // Scratch memory for one step, all zero at first.
   BucketPass* pass = nullptr;
   SegmentPass* segments = nullptr;
-  unsigned long long *words = nullptr, *words_again = nullptr, *segment_words = nullptr;
+  unsigned long long *group_words = nullptr, *words_again = nullptr, *segment_words = nullptr;
 
   // Scratch memory that need not be zero; digits are cleared for the segments that need them.
-  float* tried = nullptr;    ///< thresholds, by segment
-  Index* indices = nullptr;  ///< candidates: positions in the bucket, by segment, ascending
-  float* values = nullptr;   ///< and their values
-  Digits* digits = nullptr;  ///< by segment
+  float* tried = nullptr;         ///< thresholds, by segment
+  Index* indices = nullptr;       ///< candidates: positions in the bucket, by segment, ascending
+  float* values = nullptr;        ///< and their values
+  Index* pile_indices = nullptr;  ///< the same in no order, see pile.cuh
+  float* pile_values = nullptr;
+  PilePart* parts = nullptr;  ///< by tile and warp
+  Digits* digits = nullptr;   ///< by segment
 
   void DivideZeros(const BucketLayout& layout, Divider* divider);
   void DivideRest(const BucketLayout& layout, Divider* divider);

@@ -50,6 +50,7 @@ BucketTables::BucketTables(const BucketLayout& layout)
   Divider staged(pinned.get()), on_device(layout_.get()), changing(changing_.get());
   Put(layout.tiles, &staged);
   Put(layout.segments, &staged);
+  Put(layout.groups, &staged);
   Put(layout.chunks, &staged);
   Put(layout.gradient_begins, &staged);
   Check(cudaMemcpy(layout_.get(), pinned.get(), layout_.size(), cudaMemcpyHostToDevice),
@@ -71,6 +72,7 @@ void BucketTables::DivideLayout(Divider* divider, const BucketLayout& layout) {
   };
   take(layout.tiles, &view_.tiles, &view_.tile_count);
   take(layout.segments, &view_.segments, &view_.segment_count);
+  take(layout.groups, &view_.groups, &view_.group_count);
   take(layout.chunks, &view_.chunks, &view_.chunk_count);
   take(layout.gradient_begins, &view_.gradient_begins, &view_.gradient_count);
   --view_.gradient_count;  // the last entry is an end

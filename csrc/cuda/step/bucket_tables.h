@@ -39,11 +39,12 @@ struct ThresholdControl {
 struct BucketView {
   const Tile* tiles;
   const SegmentPlace* segments;
+  const TileGroup* groups;
   const Chunk* chunks;
   const Index* gradient_begins;
   const GradientMemory* gradient_memory;  ///< by gradient
   const ThresholdControl* controls;       ///< by segment
-  unsigned tile_count, segment_count, chunk_count, gradient_count;
+  unsigned tile_count, segment_count, group_count, chunk_count, gradient_count;
 };
 
 class BucketTables {

@@ -1,10 +1,10 @@
-/// A block of threads works on one tile, which has one gradient and one segment. Running counts
-/// begin anew with each segment, whose tiles lie one behind the other.
+/// A block of threads works on one tile, which has one gradient and one segment. Each segment has a
+/// pile of its own, and running counts begin anew with it; its tiles lie one behind the other.
 
 #include <algorithm>
 
 #include "csrc/cuda/base/check.h"
-#include "csrc/cuda/kernels/take_tile.cuh"
+#include "csrc/cuda/kernels/pile.cuh"
 #include "csrc/cuda/step/bucket_take.h"
 
 namespace hvd_sparse::cuda {
@@ -29,14 +29,20 @@ __device__ Taken CandidatesOf(const SelectionArgs& work, const Tile& tile) {
           tile.begin};
 }
 
+/// Returns the memory for the candidates of a segment, in no order.
+__device__ Pile PileOf(const SelectionArgs& work, int segment) {
+  const Index begin = work.bucket.segments[segment].candidates;
+  return {work.pile_indices + begin, work.pile_values + begin, work.bucket.controls[segment].room,
+          &work.segments[segment].above};
+}
+
 template <bool kHasVelocity>
 __global__ void __launch_bounds__(kTakeThreads, kBlocksAtATime)
     FeedbackAndTakeKernel(SelectionArgs work) {
-  __shared__ TakeShared shared;
-  const unsigned number = NextNumber(&work.pass->begun, &shared.number);
-  const Tile tile = work.bucket.tiles[number];
-  const SegmentPlace segment = work.bucket.segments[tile.segment];
+  const Tile tile = work.bucket.tiles[blockIdx.x];
   const GradientMemory memory = work.bucket.gradient_memory[tile.gradient];
+  const Pile pile = PileOf(work, tile.segment);
+  const float threshold = work.tried[tile.segment];
   TileEntries entries(work.residual + tile.begin, tile.size);
   WithTypeOnDevice(memory.gradient_type, [&](auto number) {
     using T = decltype(number);
@@ -51,15 +57,27 @@ __global__ void __launch_bounds__(kTakeThreads, kBlocksAtATime)
       entries.Load(WithGradient<T>(gradient, memory.decay, work.scale), 0, not_finite);
     }
   });
-  const unsigned first = static_cast<unsigned>(segment.first_tile);
-  const Counts up_to_end =
-      TakeTile(AboveThreshold{work.tried[tile.segment]}, /*has_changed=*/true, &entries,
-               CandidatesOf(work, tile), work.words + first, number - first, &shared);
-  if (threadIdx.x != 0 || number + 1 != static_cast<unsigned>(segment.end_tile)) return;
-  const ThresholdControl control = work.bucket.controls[tile.segment];
-  SegmentPass* const own = work.segments + tile.segment;
-  own->above = up_to_end.above;
-  own->taken = min(up_to_end.above, control.room);
+  PilePart* const part = work.parts + (blockIdx.x * kTakeWarps + threadIdx.x / kWarp);
+  TakeToPile(threshold, /*has_changed=*/true, entries, tile.begin, pile, part);
+}
+
+/// Puts the candidates of a group of tiles in order. The first group of a segment notes how many
+/// the segment has.
+__global__ void __launch_bounds__(kTakeThreads) OrderKernel(SelectionArgs work) {
+  __shared__ OrderShared shared;
+  const unsigned number = NextNumber(&work.pass->begun, &shared.number);
+  const TileGroup group = work.bucket.groups[number];
+  const SegmentPlace segment = work.bucket.segments[group.segment];
+  const Pile pile = PileOf(work, group.segment);
+  const auto first = static_cast<unsigned>(segment.first_group);
+  const auto tiles = static_cast<unsigned>(segment.end_tile - group.first_tile);
+  PutInOrder(pile, work.parts + group.first_tile * kTakeWarps, tiles * kTakeWarps,
+             work.group_words + first, number - first, work.indices + segment.candidates,
+             work.values + segment.candidates, &shared);
+  if (threadIdx.x != 0 || number != first) return;
+  const ThresholdControl control = work.bucket.controls[group.segment];
+  SegmentPass* const own = work.segments + group.segment;
+  own->taken = min(own->above, control.room);
   if (own->HasMissed(control)) atomicOr(&work.pass->missed, 1u);
   if (own->above > control.room) atomicOr(&work.pass->flags, static_cast<unsigned>(kOverflow));
 }
@@ -170,6 +188,8 @@ void LaunchFeedbackAndTake(const SelectionArgs& work, cudaStream_t stream) {
     FeedbackAndTakeKernel<true><<<tiles, kTakeThreads, 0, stream>>>(work);
   }
   CheckLaunch("take entries from the residual of a bucket");
+  OrderKernel<<<work.bucket.group_count, kTakeThreads, 0, stream>>>(work);
+  CheckLaunch("put the candidates of a bucket in order");
 }
 
 void LaunchTopKWhereMissed(const SelectionArgs& work, cudaStream_t stream) {

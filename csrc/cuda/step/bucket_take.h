@@ -10,10 +10,10 @@
 namespace hvd_sparse::cuda {
 
 /// Adds the gradients to the residual, and takes the entries that exceed their segment's threshold,
-/// work.tried, as candidates while there is room. One launch, with the bits of
-/// Kernels::AccumulateAndTake for each slice. If there is a velocity, the same launch adds the
-/// gradients to that first, and that to the residual, with the bits of Kernels::Accumulate
-/// beforehand.
+/// work.tried, as candidates while there is room. Two launches, with the bits of
+/// Kernels::AccumulateAndTake for each slice, but for segments without enough room: which of the
+/// entries they take is not determined. If there is a velocity, the first launch adds the gradients
+/// to that, and that to the residual, with the bits of Kernels::Accumulate beforehand.
 void LaunchFeedbackAndTake(const SelectionArgs& work, cudaStream_t stream);
 
 /// For segments whose threshold has missed, puts the candidates back and takes the k largest

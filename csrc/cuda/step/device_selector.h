@@ -45,7 +45,7 @@ class DeviceSelector {
   void Select(const DeviceLaunch& launch, const BucketTables& tables, const Identity& identity,
               const DeviceBlock& selected, cudaStream_t stream);
 
-  static constexpr int kLaunches = 13;
+  static constexpr int kLaunches = 14;
 
  private:
   /// Divide the memory that is cleared before each call, and the memory that is not.

@@ -67,7 +67,7 @@ std::vector<EmulatedCalls> CallsOf(int layers, int ranks, int rank,
     }
     EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
     if (ranks == 8) {
-      EXPECT_EQ(exchange.launches(), 13 + 1 + 3 * 4 + 4);  // select, clear, three rounds, finish
+      EXPECT_EQ(exchange.launches(), 14 + 1 + 3 * 4 + 4);  // select, clear, three rounds, finish
       EXPECT_EQ(loopback.exchanges(), 2 * 3);
     }
   });
