@@ -22,7 +22,9 @@ void SelectionArgs::DivideRest(const BucketLayout& layout, Divider* divider) {
   values = divider->Take<float>(layout.candidates);
   pile_indices = divider->Take<Index>(layout.candidates);
   pile_values = divider->Take<float>(layout.candidates);
-  parts = divider->Take<PilePart>(static_cast<std::int64_t>(layout.tiles.size()) * kTakeWarps);
+  const auto tiles = static_cast<std::int64_t>(layout.tiles.size());
+  missed = divider->Take<unsigned>(tiles);
+  parts = divider->Take<PilePart>(tiles * kTakeWarps);
   digits = divider->Take<Digits>(count);
 }
 

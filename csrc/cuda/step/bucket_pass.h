@@ -31,7 +31,7 @@ struct SegmentPass {
 struct BucketPass {
   unsigned begun, begun_again, begun_segments;  ///< groups, tiles of the second pass, segments
   unsigned not_finite;                          ///< entries that error feedback refused
-  unsigned missed;                              ///< 1 if any segment's threshold has missed
+  unsigned missed;                              ///< tiles of segments whose threshold has missed
   unsigned flags;                               ///< for the block's header
 };
 
@@ -56,8 +56,9 @@ struct SelectionArgs {
   float* values = nullptr;        ///< and their values
   Index* pile_indices = nullptr;  ///< the same in no order, see pile.cuh
   float* pile_values = nullptr;
-  PilePart* parts = nullptr;  ///< by tile and warp
-  Digits* digits = nullptr;   ///< by segment
+  unsigned* missed = nullptr;  ///< the tiles that pass->missed counts, a segment's in order
+  PilePart* parts = nullptr;   ///< by tile and warp
+  Digits* digits = nullptr;    ///< by segment
 
   void DivideZeros(const BucketLayout& layout, Divider* divider);
   void DivideRest(const BucketLayout& layout, Divider* divider);

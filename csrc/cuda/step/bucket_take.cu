@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kTakeThreads, kBlocksAtATime)
 }
 
 /// Puts the candidates of a group of tiles in order. The first group of a segment notes how many
-/// the segment has.
+/// the segment has, and lists its tiles if the threshold has missed.
 __global__ void __launch_bounds__(kTakeThreads) OrderKernel(SelectionArgs work) {
   __shared__ OrderShared shared;
   const unsigned number = NextNumber(&work.pass->begun, &shared.number);
@@ -74,12 +74,20 @@ __global__ void __launch_bounds__(kTakeThreads) OrderKernel(SelectionArgs work) 
   PutInOrder(pile, work.parts + group.first_tile * kTakeWarps, tiles * kTakeWarps,
              work.group_words + first, number - first, work.indices + segment.candidates,
              work.values + segment.candidates, &shared);
-  if (threadIdx.x != 0 || number != first) return;
+  if (number != first) return;  // in all threads
   const ThresholdControl control = work.bucket.controls[group.segment];
   SegmentPass* const own = work.segments + group.segment;
-  own->taken = min(own->above, control.room);
-  if (own->HasMissed(control)) atomicOr(&work.pass->missed, 1u);
-  if (own->above > control.room) atomicOr(&work.pass->flags, static_cast<unsigned>(kOverflow));
+  const bool has_missed = own->HasMissed(control);
+  if (threadIdx.x == 0) {
+    own->taken = min(own->above, control.room);
+    if (own->above > control.room) atomicOr(&work.pass->flags, static_cast<unsigned>(kOverflow));
+    if (has_missed) shared.number = atomicAdd(&work.pass->missed, tiles);
+  }
+  if (!has_missed) return;
+  __syncthreads();
+  for (unsigned t = threadIdx.x; t < tiles; t += kTakeThreads) {
+    work.missed[shared.number + t] = static_cast<unsigned>(segment.first_tile) + t;
+  }
 }
 
 // ---- Segments whose threshold has missed --------------------------------------------------------
@@ -108,20 +116,16 @@ __global__ void __launch_bounds__(kTakeThreads) PutBackKernel(SelectionArgs work
 }
 
 /// Counts the digits of one level, after finding those of the level before. A block works on
-/// neighbouring tiles, so that it meets few segments.
+/// neighbours in the list of tiles, so that it meets few segments.
 __global__ void __launch_bounds__(kTakeThreads) CountDigitsKernel(SelectionArgs work, int level) {
   __shared__ unsigned histogram[kDigits];
-  if (work.pass->missed == 0) return;
-  const unsigned tiles = work.bucket.tile_count, each = (tiles + gridDim.x - 1) / gridDim.x;
+  const unsigned tiles = work.pass->missed, each = (tiles + gridDim.x - 1) / gridDim.x;
   const unsigned end = min((blockIdx.x + 1) * each, tiles);
-  for (unsigned t = blockIdx.x * each; t < end;) {
+  for (unsigned n = blockIdx.x * each; n < end;) {
+    const unsigned t = work.missed[n];
     const int s = work.bucket.tiles[t].segment;
     const SegmentPlace segment = work.bucket.segments[s];
-    const unsigned stop = min(end, static_cast<unsigned>(segment.end_tile));
-    if (!HasMissed(work, s)) {
-      t = stop;
-      continue;
-    }
+    const unsigned stop = min(end, n + static_cast<unsigned>(segment.end_tile) - t);
     const unsigned k = work.bucket.controls[s].k;
     Digits* const digits = work.digits + s;
     Prefix prefix = {0, k};
@@ -132,8 +136,8 @@ __global__ void __launch_bounds__(kTakeThreads) CountDigitsKernel(SelectionArgs 
     ClearCounts<kTakeThreads>(histogram);
     __syncthreads();
     const int above = level == 0 ? 31 : ShiftOf(level - 1);
-    for (; t < stop; ++t) {
-      const Tile tile = work.bucket.tiles[t];
+    for (; n < stop; ++n) {
+      const Tile tile = work.bucket.tiles[work.missed[n]];
       TileEntries entries(work.residual + tile.begin, tile.size);
       entries.Load(AsItIs(), 0, nullptr);
 #pragma unroll
@@ -156,12 +160,13 @@ __global__ void __launch_bounds__(kTakeThreads) CountDigitsKernel(SelectionArgs 
 
 __global__ void __launch_bounds__(kTakeThreads, kBlocksAtATime) TakeCutKernel(SelectionArgs work) {
   __shared__ TakeShared shared;
-  if (work.pass->missed == 0) return;
-  for (;;) {
-    const unsigned number = NextNumber(&work.pass->begun_again, &shared.number);
-    if (number >= work.bucket.tile_count) return;
+  const unsigned tiles = work.pass->missed;
+  if (blockIdx.x >= tiles) return;
+  do {
+    const unsigned n = NextNumber(&work.pass->begun_again, &shared.number);
+    if (n >= tiles) return;
+    const unsigned number = work.missed[n];
     const Tile tile = work.bucket.tiles[number];
-    if (!HasMissed(work, tile.segment)) continue;
     const SegmentPlace segment = work.bucket.segments[tile.segment];
     const Prefix cut = FindLevel<kTakeThreads>(work.digits + tile.segment, kLevels - 1,
                                                work.bucket.controls[tile.segment].k, false);
@@ -175,7 +180,7 @@ __global__ void __launch_bounds__(kTakeThreads, kBlocksAtATime) TakeCutKernel(Se
     if (threadIdx.x == 0 && number + 1 == static_cast<unsigned>(segment.end_tile)) {
       work.segments[tile.segment].taken = up_to_end.above + rule.Kept(up_to_end.ties);
     }
-  }
+  } while (tiles > gridDim.x);
 }
 
 }  // namespace
