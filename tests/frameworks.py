@@ -121,6 +121,7 @@ class Framework(ABC):
         tells_faults: True if an error tells a NaN from a value beyond float32, for which gradients
             on the CPU are searched.
         scales_narrow: True if the loss can be scaled where gradients are float16 or bfloat16.
+        shares_residuals: True if "hierarchical" can add up the residuals of a node.
         steps_on_device: True if a bucket with `gaussian` and `gtopk` takes its step on the device,
             which selects other entries where a threshold has missed.
     """
@@ -133,6 +134,7 @@ class Framework(ABC):
     fuses: bool = False
     tells_faults: bool = True
     scales_narrow: bool = True
+    shares_residuals: bool = True
     steps_on_device: bool = False
 
     @abstractmethod

@@ -116,6 +116,7 @@ class Ddp(TorchFramework):
     fuses = True
     tells_faults = DEVICE.type == "cpu"
     scales_narrow = DEVICE.type == "cpu"  # torch's GradScaler takes no such gradients on a GPU
+    shares_residuals = DEVICE.type == "cpu"
     steps_on_device = DEVICE.type != "cpu" and os.environ.get("HVD_SPARSE_NCCL") == "1"
 
     def __init__(self, **module_options: Any) -> None:
