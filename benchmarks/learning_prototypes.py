@@ -159,8 +159,9 @@ class ErrorFeedback(Prototype):
             (of this rank's gradients), "own/P" (the same over P, for an average is less noisy) or
             "frozen" (of the dense steps, not changed afterwards).
         masked: True if an entry that is delivered leaves the momentum, too.
-        clip_own: True if each rank clips its own gradient, and not all ranks the average. With
-            another front than "gradient" it does so in any case.
+        clip_own: True if each rank clips its own gradient, False if all ranks clip the average,
+            which with front="momentum" and SGD is that of momenta, 1 / (1 - momentum) times as
+            large; None: False with front="gradient" only.
         options: Those of Prototype.
     """
 
@@ -171,7 +172,7 @@ class ErrorFeedback(Prototype):
         front: str = "gradient",
         second: str = "behind",
         masked: bool = False,
-        clip_own: bool = False,
+        clip_own: bool | None = None,
         **options: Any,
     ) -> None:
         super().__init__(setup, **options)
@@ -181,7 +182,7 @@ class ErrorFeedback(Prototype):
         if second == "frozen" and not self.dense_steps:
             raise ValueError("a second moment that is frozen needs dense_steps")
         self._front, self._second, self._masked = front, second, masked
-        self._clips_own = clip_own or front != "gradient"
+        self._clips_own = front != "gradient" if clip_own is None else clip_own
         group = self.optimizer.param_groups[0]
         self._adam = isinstance(self.optimizer, torch.optim.AdamW)
         self._betas = group["betas"] if self._adam else (group["momentum"], 0.0)
@@ -214,9 +215,21 @@ class ErrorFeedback(Prototype):
         if self._masked and not self.is_dense:
             for moment, last in zip(self._moments, self._last, strict=True):
                 moment.masked_fill_(last == self.taken + 1, 0)
+        if not self._clips_own:
+            self._clip_momenta(averages)
         if self._adam and self._front != "adam":
             averages = self._behind(averages)
         self.move_by(averages, self._decay if self._adam else 0.0)
+
+    def _clip_momenta(self, momenta: list[torch.Tensor]) -> None:
+        """Clips averages of momenta, and the gradients of the small tensors, by their norm."""
+        limit = self.setup.task.clip
+        if limit is None:
+            return
+        small = [gradient_of(one) for one in self._small]
+        found = math.hypot((1 - self._betas[0]) * norm(momenta), norm(small))
+        for part in (momenta, small):
+            torch._foreach_mul_(part, min(1.0, limit / found))
 
     def _through_front(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
         """Returns the vectors that join the residuals."""

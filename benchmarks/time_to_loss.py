@@ -186,8 +186,14 @@ FOR_ADAM = {
 FOR_SGD = {
     "gradients": "ErrorFeedback(density=0.01)",
     "gradients, warm-up 50": "ErrorFeedback(density=0.01, warmup=50)",
+    "gradients, warm-up 50, clipped in front": (
+        "ErrorFeedback(density=0.01, clip_own=True, warmup=50)"
+    ),
     "momentum": 'ErrorFeedback(density=0.01, front="momentum")',
     "momentum, warm-up 50": 'ErrorFeedback(density=0.01, front="momentum", warmup=50)',
+    "momentum, warm-up 50, clipped behind": (
+        'ErrorFeedback(density=0.01, front="momentum", clip_own=False, warmup=50)'
+    ),
     "momentum, masked": 'ErrorFeedback(density=0.01, front="momentum", masked=True)',
     "gradients, gtopk": 'ErrorFeedback(density=0.01, collective="gtopk")',
     "gradients, .1": "ErrorFeedback(density=0.1)",
