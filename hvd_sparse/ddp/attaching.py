@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_sparse.ddp.bucket_exchange import BucketExchange, Deliveries, hook, own_gradients
+from hvd_sparse.ddp.bucket_steps import BucketSteps, Deliveries, hook, own_gradients
 from hvd_sparse.ddp.host import GroupHost
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.pytorch.optimizer import connect
@@ -73,16 +73,16 @@ def attach(
         _check_optimizer(optimizer, named)
         return named, settings
 
-    attachment = connect(optimizer, prepare, host=host, exchange_type=BucketExchange)
-    exchange = attachment.exchange
-    if exchange is not None:
+    attachment = connect(optimizer, prepare, host=host, plain=BucketSteps)
+    way = attachment.way
+    if way is not None:
         try:
-            if isinstance(exchange, BucketExchange):
+            if isinstance(way, BucketSteps):
                 ddp.register_comm_hook(Deliveries(attachment.renewal), hook)
             else:  # local steps take the ranks' own gradients
                 ddp.register_comm_hook(None, own_gradients)
         except BaseException as error:
-            exchange.fail(f"{type(error).__name__}: {error}")
+            way.fail(f"{type(error).__name__}: {error}")
             raise
 
 

@@ -46,14 +46,17 @@ def save(folder: str | os.PathLike[str], optimizer: torch.optim.Optimizer) -> No
         ExchangeFailedError: The exchange has ended; the ranks may not have taken the same steps.
         OSError: On every rank, if one cannot write.
     """
-    exchange = require_attachment(optimizer).exchange
-    if exchange is None:  # a single rank, which exchanges nothing
+    way = require_attachment(optimizer).way
+    if way is None:  # a single rank, which exchanges nothing
         return
-    exchange.refuse_if_ended()
-    exchange.refuse_if_busy("a checkpoint was saved after loss.backward() but before step()")
-    own = state.save(exchange)
+    way.exchange.core.check()
+    way.refuse_if_busy("a checkpoint was saved after loss.backward() but before step()")
+    own = state.save(way)
     Job(GroupHost().world()).write(
-        folder, step=exchange.steps, own=lambda stem: write_file(stem, own), shared=lambda _: None
+        folder,
+        step=way.exchange.steps,
+        own=lambda stem: write_file(stem, own),
+        shared=lambda _: None,
     )
 
 

@@ -15,6 +15,7 @@ from hvd_sparse.pytorch.opaque import opaque
 from hvd_sparse.pytorch.owner import weakly
 from hvd_sparse.pytorch.renewal import Renewal
 from hvd_sparse.pytorch.settings import checked_passes
+from hvd_sparse.pytorch.step_way import StepWay
 
 
 class Attachment:
@@ -57,9 +58,14 @@ class Attachment:
         optimizer.backward_passes_per_step = passes  # type: ignore[attr-defined]
 
     @property
+    def way(self) -> StepWay | None:
+        """The way of taking steps; None if this rank exchanges nothing, or until it is built."""
+        return self.renewal.way
+
+    @property
     def exchange(self) -> GradientExchange | None:
-        """The exchange of the gradients; None if this rank needs none, or until it is built."""
-        return self.renewal.exchange
+        """The exchange of the gradients; None as `way` is."""
+        return None if self.way is None else self.way.exchange
 
     def synchronize(self) -> None:
         """Waits until every gradient is the average over the ranks; for clipping before step().
@@ -71,9 +77,9 @@ class Attachment:
             ExchangeFailedError: Another rank ended the exchange, or died.
         """
         self.renewal.renew()
-        if self.exchange is not None:
-            self.exchange.rates.clipping_seen()
-            self.exchange.synchronize()
+        if self.way is not None:
+            self.way.exchange.rates.clipping_seen()
+            self.way.synchronize()
 
     def skip_synchronize(self) -> AbstractContextManager[None]:
         """Returns a context in which step() does not synchronize; for use after synchronize()."""
@@ -95,8 +101,8 @@ class Attachment:
         Raises:
             GradientInFlightError: Gradients have arrived but are not exchanged yet.
         """
-        if self.exchange is not None and not self._paused:
-            self.exchange.forget_gradients(
+        if self.way is not None and not self._paused:
+            self.way.forget_gradients(
                 "optimizer.zero_grad() was called after loss.backward() but before "
                 "optimizer.step() or optimizer.synchronize(). This is prohibited as it can cause a "
                 "race condition."
@@ -124,7 +130,7 @@ class Attachment:
             self.exchange.state.reset()
         if self.renewal.pending:
             self.renewal.hold(None)
-        return None if state_dict is None else state.reset(self.exchange, state_dict)
+        return None if state_dict is None else state.reset(self.way, state_dict)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Sets how many backward passes add up to one step's gradient.
@@ -135,23 +141,23 @@ class Attachment:
         checked_passes(passes)
         if self.exchange is not None:
             self._refuse_if_busy("set_backward_passes_per_step()")
-            self.exchange.passes = passes
-            self.exchange.release()
+            self.exchange.set_passes(passes)
         self._owner().backward_passes_per_step = passes  # type: ignore[attr-defined]
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Suspends the attachment within the context: it exchanges, saves and loads nothing."""
+        exchange = self.exchange
+        if exchange is not None:
+            self._refuse_if_busy("hvd.broadcast_optimizer_state()")
+            exchange.paused = True
         self._paused = True
         try:
-            if self.exchange is None:
-                yield
-            else:
-                self._refuse_if_busy("hvd.broadcast_optimizer_state()")
-                with self.exchange.paused():
-                    yield
+            yield
         finally:
             self._paused = False
+            if exchange is not None:
+                exchange.paused = False
 
     @contextmanager
     def restoring(self) -> Iterator[None]:
@@ -164,8 +170,8 @@ class Attachment:
             self._restoring = False
 
     def _refuse_if_busy(self, what: str) -> None:
-        assert self.exchange is not None
-        self.exchange.refuse_if_busy(
+        assert self.way is not None
+        self.way.refuse_if_busy(
             f"{what} was called after loss.backward() but before optimizer.step() or "
             "optimizer.synchronize()"
         )
@@ -183,38 +189,39 @@ class Attachment:
         if self._paused:
             return None
         self.renewal.renew()
-        exchange = self.exchange
-        if exchange is None:
+        way = self.way
+        if way is None:
             return None
-        exchange.stepping(synchronized=not self._should_synchronize)
+        way.stepping(synchronized=not self._should_synchronize)
         if not self._should_synchronize:
-            exchange.momentum.hide()
+            way.exchange.momentum.hide()
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
-            exchange.update()
+            way.update()
             return None
-        closure = _exchanging(closure, exchange)
+        closure = _exchanging(closure, way)
         if "closure" in kwargs:
             return args, {**kwargs, "closure": closure}
         return (args[0], closure, *args[2:]), kwargs
 
     def after_step(self) -> None:
-        """Ends the step, as `GradientExchange.stepped` does."""
-        if self.exchange is not None and not self._paused:
-            self.exchange.momentum.show()
-            self.exchange.stepped()
+        """Ends the step, as `StepWay.stepped` does."""
+        if self.way is not None and not self._paused:
+            self.way.exchange.momentum.show()
+            self.way.stepped()
 
     def _before_save(self, _: Any) -> None:
-        if self.exchange is not None and not self._paused:
-            self.exchange.settle()
-        if self.exchange is not None:
-            self.exchange.momentum.show()  # a step that failed has left it hidden
+        if self.way is None:
+            return
+        if not self._paused:
+            self.way.settle()
+        self.way.exchange.momentum.show()  # a step that failed has left it hidden
 
     def _save(self, _: Any, state_dict: dict[str, Any]) -> None:
         if self._paused:
             return
-        held = self.renewal.held if self.exchange is None else state.save(self.exchange)
+        held = self.renewal.held if self.way is None else state.save(self.way)
         if held is not None:
             state_dict[state.KEY] = held
         if self.exchange is not None:
@@ -227,25 +234,25 @@ class Attachment:
             self._refuse_if_busy("load_state_dict()")
         self._loading = state_dict.get(state.KEY)
         if not self.renewal.pending:
-            state.check(self.exchange, self._loading)
+            state.check(self.way, self._loading)
         elif not self._restoring:
             self.renewal.check_place(self._loading)
         return state.without_residuals(state_dict)
 
     def _load(self, _: Any) -> None:
-        if self.exchange is not None and not self._paused:
-            state.load(self.exchange, self._loading)
-            self.exchange.release()
+        if self.way is not None and not self._paused:
+            state.load(self.way, self._loading)
+            self.way.exchange.release()
         elif self.renewal.pending and not self._paused:
             self.renewal.hold(self._loading)
         self._loading = None
 
 
-def _exchanging(closure: Callable[[], Any], exchange: GradientExchange) -> Callable[[], Any]:
+def _exchanging(closure: Callable[[], Any], way: StepWay) -> Callable[[], Any]:
     def closure_and_exchange() -> Any:
         loss = closure()
-        exchange.synchronize()
-        exchange.momentum.hide()
+        way.synchronize()
+        way.exchange.momentum.hide()
         return loss
 
     return closure_and_exchange

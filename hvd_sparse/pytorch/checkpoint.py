@@ -22,9 +22,9 @@ from torch.nn.parameter import is_lazy
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
 from hvd_sparse.pytorch import state
 from hvd_sparse.pytorch.attachment import attachment_of
-from hvd_sparse.pytorch.gradient_exchange import GradientExchange
 from hvd_sparse.pytorch.host import TorchHost
 from hvd_sparse.pytorch.inheritance import residuals_of, summing_over
+from hvd_sparse.pytorch.step_way import StepWay
 from hvd_sparse.state.checkpoint import Found, Job, checked_policy
 from hvd_sparse.state.spreading import SavedSum, read_all
 
@@ -42,16 +42,16 @@ def save(
     extra: dict[str, Any],
 ) -> None:
     """Writes a checkpoint; see `save_checkpoint`. `host`: that of all ranks of the job."""
-    exchange = _exchange_of(optimizer)
-    if exchange is not None:
-        exchange.refuse_if_ended()
-        exchange.refuse_if_busy(
+    way = _way_of(optimizer)
+    if way is not None:
+        way.exchange.core.check()
+        way.refuse_if_busy(
             "save_checkpoint() was called after loss.backward() but before optimizer.step() or "
             "optimizer.synchronize()"
         )
     whole = optimizer.state_dict()
     own = {"sparse": whole.get(state.KEY), "random": _random(_device_of(optimizer))}
-    if exchange is not None and exchange.interval_state() is not None:  # each rank has its own
+    if way is not None and way.interval is not None:  # each rank has its own
         own["local"] = {
             "model": _copies(model.state_dict()),
             "optimizer": state.without_residuals(whole),
@@ -64,10 +64,10 @@ def save(
     job = Job(host.world())
     with job.fail_together(InvalidArgumentError):
         _check_extra(extra)
-    with nullcontext() if exchange is None else exchange.common_weights():
+    with nullcontext() if way is None else way.common_weights():
         job.write(
             folder,
-            step=None if exchange is None else exchange.steps,
+            step=None if way is None else way.exchange.steps,
             own=lambda path: write_file(path, own),
             shared=lambda path: write_file(path, shared),
         )
@@ -83,7 +83,7 @@ def load(
 ) -> dict[str, Any] | None:
     """Loads what `save` wrote; see `load_checkpoint`. `host`: that of all ranks of the job."""
     policy = checked_policy(residuals)
-    exchange = _exchange_of(optimizer)
+    way = _way_of(optimizer)
     device = _device_of(optimizer)
     job = Job(host.world())
     found = job.find(folder)
@@ -99,12 +99,12 @@ def load(
         with job.fail_together(CheckpointMismatchError):
             own = read_file(job.own_file(found, SUFFIX))
             sparse = own["sparse"]
-            state.check(exchange, sparse)
+            state.check(way, sparse)
             random = own["random"]
             if "local" in own:
                 weights, whole = own["local"]["model"], own["local"]["optimizer"]
     elif policy == "spread":
-        sparse = _spread(job, found, exchange, host)
+        sparse = _spread(job, found, way, host)
     whole = whole if sparse is None else {**whole, state.KEY: sparse}
     before = (_copies(model.state_dict()), optimizer.state_dict(), _random(device))
 
@@ -206,30 +206,28 @@ def _set_random(states: dict[str, torch.Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(states["cuda"], device)
 
 
-def _exchange_of(optimizer: torch.optim.Optimizer) -> GradientExchange | None:
+def _way_of(optimizer: torch.optim.Optimizer) -> StepWay | None:
     attachment = attachment_of(optimizer)
     if attachment is None:
         return None
     attachment.renewal.renew()
-    return attachment.exchange
+    return attachment.way
 
 
-def _spread(
-    job: Job, found: Found, exchange: GradientExchange | None, host: TorchHost
-) -> dict[str, Any]:
+def _spread(job: Job, found: Found, way: StepWay | None, host: TorchHost) -> dict[str, Any]:
     """Returns a state with this rank's share of the sum of all saved residuals."""
-    if not all(job.allgather(exchange is not None and exchange.world.size == job.size)):
+    if not all(job.allgather(way is not None and way.exchange.world.size == job.size)):
         raise CheckpointMismatchError(
             'residuals="spread" needs an optimizer that all ranks of the job, two at least, '
             'exchange; take residuals="reset"'
         )
-    assert exchange is not None
-    total = SavedSum(state.layers_of(exchange))
+    assert way is not None
+    total = SavedSum(state.layers_of(way.exchange))
     common = read_all(job, found, SUFFIX, lambda path: _add(read_file(path)["sparse"], total))
     shares = total.share(summing_over(host), rank=job.rank, size=job.size)
     share = {name: torch.from_numpy(part) for name, part in shares.items()}
     return {
-        **state.save(exchange),
+        **state.save(way),
         **(common or {}),
         "residuals": share,
         "velocities": {},

@@ -19,6 +19,7 @@ from hvd_sparse.planning.plan import BucketChoice
 from hvd_sparse.pytorch.dense import DenseReducer
 from hvd_sparse.pytorch.devices import StepStream
 from hvd_sparse.pytorch.exchange_state import ExchangeState
+from hvd_sparse.pytorch.host import TorchHost
 from hvd_sparse.pytorch.learning_rates import LearningRates
 from hvd_sparse.pytorch.local_gradient import LocalGradient
 from hvd_sparse.pytorch.loss_scale import LossScale
@@ -60,15 +61,17 @@ class DrivenSteps:
         settings: The user's settings.
         world: The ranks.
         exchange: The exchange, without buckets.
-        dense: Reduces what is sent dense.
-        rates: Learning rates, which determine the decay of residuals.
-        loss_scale: Loss scale of the gradients.
-        momentum: Momentum that ranks apply before error feedback.
+        host: The host, which reduces what is sent dense.
+        prefix: Prefix of the names of its operations; see `DenseReducer`.
         messages: Messages between the ranks.
+        rates: Learning rates, which determine the decay of residuals.
+        momentum: Momentum that ranks apply before error feedback.
         device: Device of all parameters.
 
     Attributes:
         state: State that this rank keeps from step to step.
+        dense: Reduces what is sent dense.
+        loss_scale: Loss scale of the gradients.
     """
 
     def __init__(
@@ -79,24 +82,30 @@ class DrivenSteps:
         *,
         world: World,
         exchange: Exchange,
-        dense: DenseReducer,
-        rates: LearningRates,
-        loss_scale: LossScale,
-        momentum: Momentum,
+        host: TorchHost,
+        prefix: str,
         messages: Messages,
+        rates: LearningRates,
+        momentum: Momentum,
         device: torch.device,
     ) -> None:
         self._slots = {slot.name: slot for slot in slots}
         self._settings = settings
         self._size = world.size
         self._exchange = exchange
-        self._dense = dense
         self._rates = rates
-        self._loss_scale = loss_scale
         self._momentum = momentum
         self._messages = messages
         self._device = device
-        self._local = LocalGradient(settings, size=world.size, loss_scale=loss_scale)
+        self.loss_scale = LossScale(settings.compression.loss_scale)
+        self._local = LocalGradient(settings, size=world.size, loss_scale=self.loss_scale)
+        self.dense = DenseReducer(
+            prefix,
+            host=host,
+            reduction=settings.reduction,
+            messages=messages,
+            timeline=exchange.timeline,
+        )
         self._stream = StepStream.on(device)
         self._meter = QualityMeter(
             settings.compression,
@@ -208,7 +217,7 @@ class DrivenSteps:
         momentum, dampening = self._momentum.of_step()
         self._check_finite = self.state.begin(
             self._steps,
-            loss_scale=self._loss_scale.value,
+            loss_scale=self.loss_scale.value,
             momentum=momentum,
             dampening=dampening,
             stream=self._stream.number,
@@ -233,10 +242,10 @@ class DrivenSteps:
         Args:
             buffer: Memory that gradients share; see `DenseReducer.flush`.
         """
-        if self._buckets.choices and self._dense.waiting_bytes < _DENSE_BYTES:
+        if self._buckets.choices and self.dense.waiting_bytes < _DENSE_BYTES:
             return
         with self._stream.follow():
-            self._dense.flush(buffer)
+            self.dense.flush(buffer)
 
     def launch_missing(self) -> None:
         """Sends all gradients that have not arrived; they count as zero."""
@@ -258,7 +267,7 @@ class DrivenSteps:
         Raises:
             ExchangeFailedError: The exchange has ended.
         """
-        refuse = self._dense.wait(check_finite=self._check_finite)
+        refuse = self.dense.wait(check_finite=self._check_finite)
         self._stats = self._steps.wait()
         self._stream.hand_back()
         return self._stats, refuse
@@ -288,7 +297,7 @@ class DrivenSteps:
         """
         refuse = None
         if part.bucket is None:
-            refuse = self._dense.wait(check_finite=self._check_finite, slots=part.slots)
+            refuse = self.dense.wait(check_finite=self._check_finite, slots=part.slots)
         if part.op is not None:
             self._used.append(part.op)
             self._steps.commit_part(part.op, bucket=part.bucket, refuse=refuse)
@@ -323,7 +332,8 @@ class DrivenSteps:
     def release(self) -> None:
         """Prepares for the next step."""
         self._missing = [len(slots) for slots in self._members]
-        self._dense.release()
+        self.dense.release()
+        self.loss_scale.release()
 
     def _hand_over(self, op: int) -> None:
         slots = self._members[op]
@@ -337,9 +347,9 @@ class DrivenSteps:
             if not self._steps.launch(op, gradients, decays, stream=self._stream.number):
                 return
         for slot in slots:
-            self._dense.launch(slot)
+            self.dense.launch(slot)
 
     def _send_dense(self, slot: Slot) -> None:
         self._local.prepare(slot)
         slot.take()
-        self._dense.launch(slot)
+        self.dense.launch(slot)

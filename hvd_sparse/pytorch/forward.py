@@ -10,6 +10,7 @@ parameter by itself.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -31,6 +32,7 @@ from hvd_sparse.pytorch.host import TorchHost
 from hvd_sparse.pytorch.parameters import NamedParameters
 from hvd_sparse.pytorch.settings import Settings
 from hvd_sparse.pytorch.slots import Slot
+from hvd_sparse.pytorch.step_way import PlainSteps
 from hvd_sparse.ranks.world import in_elastic_job
 
 # Optimizers that treat every parameter by itself. A subclass may not.
@@ -53,11 +55,11 @@ _GROUP_BYTES = 1 << 20
 _Group = list[Part]
 
 
-class ForwardExchange(GradientExchange):
-    """The exchange of an optimizer whose step() does not wait; see GradientExchange."""
+class ForwardSteps(PlainSteps):
+    """Steps of an optimizer whose step() does not wait."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, *args: Any, **options: Any) -> None:
-        super().__init__(optimizer, *args, **options)
+    def __init__(self, exchange: GradientExchange) -> None:
+        super().__init__(exchange, receiver=self)
         self._group_of: dict[int, _Group] = {}  # by the identity of a parameter in flight
         self._update: _Update | None = None
         self._reading: Reading | None = None
@@ -70,32 +72,31 @@ class ForwardExchange(GradientExchange):
 
     def update(self) -> None:
         """Launches the step and returns, unless gradients have to be averages before it."""
-        optimizer = self._owner()
-        if self._phase is Phase.EXCHANGED or _others_look_at_gradients(optimizer):
+        exchange, optimizer = self.exchange, self.exchange.optimizer()
+        if exchange.phase is Phase.EXCHANGED or _others_look_at_gradients(optimizer):
             self._has_stepped = False
             super().update()
             return
         try:
-            self._exchange.check()
             with torch.no_grad():
-                self._launch_rest()
+                exchange.launch()
         except BaseException as error:
             raise self._end(error)  # noqa: B904  # mostly the same error
-        self._phase = Phase.APPLYING
-        self._reading = _without(self._waited, self._clock.end_step())
-        self.momentum.hide()
+        exchange.phase = Phase.APPLYING
+        self._reading = _without(self._waited, exchange.clock.end_step())
+        exchange.momentum.hide()
         self._update = _Update(optimizer)
         self._waited = 0.0
-        self._group_of = _groups(self._driven.parts(), self._slots)
-        for slot in self._slots:
+        self._group_of = _groups(exchange.driven.parts(), exchange.slots)
+        for slot in exchange.slots:
             slot.param.grad = None
-        self._exchange.before_close = self.settle_quietly
-        in_flight.take_off([slot.param for slot in self._slots], self._land)
+        exchange.core.before_close = functools.partial(self.settle, quietly=True)
+        in_flight.take_off([slot.param for slot in exchange.slots], self._land)
 
     def stepped(self) -> None:
         """Ends the optimizer's step, or leaves its updates in flight."""
         self._has_stepped = True
-        if self._phase is not Phase.APPLYING:
+        if self.exchange.phase is not Phase.APPLYING:
             super().stepped()
 
     def stepping(self, *, synchronized: bool) -> None:
@@ -104,26 +105,26 @@ class ForwardExchange(GradientExchange):
         super().stepping(synchronized=synchronized)
 
     def synchronize(self) -> None:
-        """Waits for the averages; after step(), for its updates. See GradientExchange."""
+        """Waits for the averages; after step(), for its updates. See `PlainSteps`."""
         self.settle()
-        if self._phase is not Phase.IDLE or not self._has_stepped:
+        if self.exchange.phase is not Phase.IDLE or not self._has_stepped:
             super().synchronize()
 
     def refuse_if_busy(self, reason: str) -> None:
-        """Waits for updates in flight; then see GradientExchange."""
+        """Waits for updates in flight; then see `PlainSteps`."""
         self.settle()
         super().refuse_if_busy(reason)
 
     def forget_gradients(self, reason: str) -> None:
         """Does nothing while updates are in flight: step() has taken their gradients away."""
-        if self._phase is not Phase.APPLYING:
+        if self.exchange.phase is not Phase.APPLYING:
             super().forget_gradients(reason)
 
     def arrived(self, slot: Slot) -> None:
         """Accepts a gradient; the first one of a step ends the last one."""
         backward = torch._C._current_graph_task_id()
-        if self._phase is Phase.APPLYING:
-            late = {one.name for one in self._slots if id(one.param) in self._group_of}
+        if self.exchange.phase is Phase.APPLYING:
+            late = {one.name for one in self.exchange.slots if id(one.param) in self._group_of}
             self._late = late, backward
             self.settle()
         if backward >= 0 and self._late[1] == backward and slot.name in self._late[0]:
@@ -135,15 +136,28 @@ class ForwardExchange(GradientExchange):
                 )
             )
         self._has_stepped = False
-        super().arrived(slot)
+        self.exchange.arrived(slot)
 
-    def settle(self) -> None:
+    def settle(self, *, quietly: bool = False) -> None:
         """Waits for all updates in flight and applies them.
+
+        Args:
+            quietly: True to log what is refused, where no script expects an error.
 
         Raises:
             NonFiniteGradientError: No rank applies some of them; the others are applied.
             ExchangeFailedError: Another rank ended the exchange, or died.
         """
+        try:
+            self._settle()
+        except HvdSparseError as error:
+            if not quietly:
+                raise
+            if isinstance(error, NonFiniteGradientError):  # otherwise whoever uses it is told
+                with suppress(Exception):  # from the program's own log handler
+                    log.logger.warning("in the last step: %s", error)
+
+    def _settle(self) -> None:
         refused = None
         with self._lock:
             while self._group_of:
@@ -157,35 +171,24 @@ class ForwardExchange(GradientExchange):
     def fail(self, reason: str) -> None:
         """Ends the exchange on all ranks; updates that have not been applied are dropped."""
         super().fail(reason)
-        if self._phase is Phase.APPLYING:
-            in_flight.landed(slot.param for slot in self._slots)
+        self._drop()
+
+    def _end(self, error: BaseException) -> BaseException:
+        """Likewise for an error; see `GradientExchange.end`."""
+        error = self.exchange.end(error)
+        self._drop()
+        return error
+
+    def _drop(self) -> None:
+        if self.exchange.phase is Phase.APPLYING:
+            in_flight.landed(slot.param for slot in self.exchange.slots)
             self._group_of.clear()
             self._end_flight()
-            self.release()
-
-    def detach(self, reason: str) -> None:
-        """Applies what is in flight; then see GradientExchange."""
-        self.settle_quietly()
-        super().detach(reason)
-
-    def close(self) -> None:
-        """Applies what is in flight; then see GradientExchange."""
-        self.settle_quietly()
-        super().close()
-
-    def settle_quietly(self) -> None:
-        """Like `settle`, but logs what is refused, where no script expects an error."""
-        try:
-            self.settle()
-        except NonFiniteGradientError as error:
-            with suppress(Exception):  # from the program's own log handler
-                log.logger.warning("in the last step: %s", error)
-        except HvdSparseError:
-            pass  # the exchange has ended, which whoever uses it is told
+            self.exchange.release()
 
     def _land(self, param: torch.Tensor) -> None:
         """Applies the update of a parameter that is about to be used."""
-        if self._exchange.inherited:
+        if self.exchange.core.inherited:
             raise UnsupportedError(
                 "a process that was forked while updates were in flight uses a parameter: call "
                 "optimizer.synchronize() before"
@@ -205,7 +208,7 @@ class ForwardExchange(GradientExchange):
             with _outside_of_forward():
                 for part in group:
                     try:
-                        self._driven.complete(part)
+                        self.exchange.driven.complete(part)
                     except NonFiniteGradientError as error:
                         refused = refused or error
                     else:
@@ -228,20 +231,19 @@ class ForwardExchange(GradientExchange):
         """Ends a step all of whose parts were committed."""
         try:
             with _outside_of_forward():
-                self._await_step(since=time.perf_counter() - self._waited)
-                self._driven.commit(None)
+                self.exchange.wait(since=time.perf_counter() - self._waited)
+                self.exchange.driven.commit(None)
         except BaseException as error:
             raise self._end(error)  # noqa: B904
         reading = self._reading
         self._end_flight()
-        self._phase = Phase.EXCHANGED
         with _outside_of_forward():
-            self._end_step(reading, measures=False)
-        self.release()
+            self.exchange.end_step(reading, measures=False)
+        self.exchange.release()
 
     def _end_flight(self) -> None:
         self._update = self._reading = None
-        self._exchange.before_close = None
+        self.exchange.core.before_close = None
 
 
 def _groups(parts: Iterable[Part], slots: Iterable[Slot]) -> dict[int, _Group]:

@@ -13,6 +13,7 @@ from hvd_sparse.errors import GradientInFlightError, UnsupportedError
 from hvd_sparse.pytorch.gradient_memory import Extent, MemoryInUse
 from hvd_sparse.pytorch.opaque import opaque
 from hvd_sparse.pytorch.parameter_groups import ParameterGroups
+from hvd_sparse.pytorch.settings import Settings, check_not_twice
 from hvd_sparse.pytorch.slots import DTYPES, Slot
 
 
@@ -40,6 +41,79 @@ def remove(hooks: Sequence[RemovableHandle]) -> None:
         one.remove()
 
 
+class Guard:
+    """The checks of one exchange, in their order.
+
+    Args:
+        device: The device where the memory of all buckets is.
+        groups: The parameter groups of the optimizer.
+        known: Ids of the parameters that are exchanged.
+        large: Names of those whose gradients can be sparse.
+        settings: The user's settings.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        groups: ParameterGroups,
+        *,
+        known: Container[int],
+        large: Container[str],
+        settings: Settings,
+    ) -> None:
+        self.device = device
+        self._groups = groups
+        self._known = known
+        self._large = large
+        self._settings = settings
+        self._in_use = MemoryInUse()
+
+    def admit(self, slot: Slot) -> None:
+        """Checks a gradient to which backward has just added.
+
+        Raises:
+            GradientInFlightError: It was not expected.
+            UnsupportedError: It cannot be exchanged.
+        """
+        if slot.launched or slot.passes_left == 0:
+            _refuse_gradient(slot)
+        self._check(slot)
+        slot.note_arrival()
+
+    def check_step(self, optimizer: torch.optim.Optimizer, slots: Sequence[Slot]) -> None:
+        """Checks the optimizer and all gradients at the end of a step.
+
+        Raises:
+            GradientInFlightError: A gradient was changed after it had been launched.
+            InvalidArgumentError: The optimizer has come to do what the compression does, too.
+            UnsupportedError: A parameter, or a gradient that did not arrive, cannot be exchanged.
+        """
+        _check_parameters(optimizer, self._known)
+        check_not_twice(optimizer, self._settings.compression)
+        for slot in slots:
+            _check_untouched(slot)
+        for slot in slots:
+            if not slot.launched:
+                self._check(slot)
+
+    def check_not_capturing(self) -> None:
+        """Raises UnsupportedError during the capture of a CUDA graph."""
+        check_not_capturing(self.device)
+
+    def release(self) -> None:
+        """Prepares for the next step."""
+        self._in_use.clear()
+
+    def _check(self, slot: Slot) -> None:
+        _check_place(slot, self.device)
+        if slot.at_parameter:
+            _check_without_graph(slot)
+            _check_layout(slot, densify=self._settings.sparse_as_dense)
+            check_memory(slot, self._in_use)
+        if slot.name in self._large:
+            _check_owner(slot, self._groups)
+
+
 def step_without_exchange(slots: Iterable[Slot]) -> str | None:
     """Returns why gradients are still in flight, if a parameter was changed after they arrived."""
     for slot in slots:
@@ -52,7 +126,7 @@ def step_without_exchange(slots: Iterable[Slot]) -> str | None:
     return None
 
 
-def refuse_gradient(slot: Slot) -> NoReturn:
+def _refuse_gradient(slot: Slot) -> NoReturn:
     """Raises GradientInFlightError for a gradient that was not expected."""
     raise GradientInFlightError(
         step_without_exchange([slot])
@@ -71,7 +145,7 @@ def check_not_an_average(slot: Slot) -> None:
         )
 
 
-def check_untouched(slot: Slot) -> None:
+def _check_untouched(slot: Slot) -> None:
     """Raises GradientInFlightError if a gradient was changed after its exchange had begun."""
     change = slot.change() if slot.launched else None
     if change is not None:
@@ -82,7 +156,7 @@ def check_untouched(slot: Slot) -> None:
         )
 
 
-def check_place(slot: Slot, device: torch.device) -> None:
+def _check_place(slot: Slot, device: torch.device) -> None:
     """Raises UnsupportedError if a parameter has left `device`, where its bucket's memory is."""
     if slot.param.device != device:
         raise UnsupportedError(
@@ -91,7 +165,7 @@ def check_place(slot: Slot, device: torch.device) -> None:
         )
 
 
-def check_without_graph(slot: Slot) -> None:
+def _check_without_graph(slot: Slot) -> None:
     """Raises UnsupportedError for a gradient with an autograd graph, which no average can have."""
     if slot.param.grad is not None and slot.param.grad.requires_grad:
         raise UnsupportedError(
@@ -101,7 +175,7 @@ def check_without_graph(slot: Slot) -> None:
         )
 
 
-def check_layout(slot: Slot, *, densify: bool) -> None:
+def _check_layout(slot: Slot, *, densify: bool) -> None:
     """Makes a sparse gradient dense; raises UnsupportedError unless `densify` allows it."""
     grad = slot.param.grad
     if grad is None or grad.layout == torch.strided:
@@ -154,7 +228,7 @@ def check_memory(slot: Slot, in_use: MemoryInUse) -> None:
         )
 
 
-def check_owner(slot: Slot, groups: ParameterGroups) -> None:
+def _check_owner(slot: Slot, groups: ParameterGroups) -> None:
     """Raises UnsupportedError if the optimizer would not apply an average, nor the residual in it.
 
     Args:
@@ -169,7 +243,7 @@ def check_owner(slot: Slot, groups: ParameterGroups) -> None:
         )
 
 
-def check_parameters(optimizer: torch.optim.Optimizer, known: Container[int]) -> None:
+def _check_parameters(optimizer: torch.optim.Optimizer, known: Container[int]) -> None:
     """Raises UnsupportedError for parameters whose gradients would silently stay local.
 
     Args:

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from hvd_sparse.pytorch import state
-from hvd_sparse.pytorch.gradient_exchange import GradientExchange
 from hvd_sparse.pytorch.host import TorchHost
+from hvd_sparse.pytorch.step_way import StepWay
 from hvd_sparse.state.inheritance import Rates, total_of
 
 
@@ -28,15 +28,15 @@ class Successor:
     """A new exchange in PyTorch; see `hvd_sparse.state.inheritance.Successor`.
 
     Args:
-        exchange: An exchange that has taken no step yet; for `total`, any exchange.
+        way: A way of taking steps that has taken none yet; for `total`, any.
         host: The host of the exchange.
     """
 
-    def __init__(self, exchange: GradientExchange, host: TorchHost) -> None:
-        self.world = exchange.world
-        self.layers = state.layers_of(exchange)
+    def __init__(self, way: StepWay, host: TorchHost) -> None:
+        self.world = way.exchange.world
+        self.layers = state.layers_of(way.exchange)
         self.allreduce = summing_over(host)
-        self._exchange = exchange
+        self._way = way
 
     def residuals_of(self, held: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         """Returns the saved residuals by layer, flat."""
@@ -49,16 +49,16 @@ class Successor:
 
     def go_on(self, held: dict[str, Any]) -> None:
         """Restores this rank's own state, including thresholds and plan."""
-        state.load(self._exchange, held)
+        state.load(self._way, held)
 
     def begin(self, residuals: Mapping[str, NDArray[Any]], *, steps: int, rates: Any) -> None:
         """Starts after `steps` steps with the residuals that were shared out."""
         tensors = {name: torch.from_numpy(part) for name, part in residuals.items()}
-        self._exchange.load(tensors, {}, step=steps)
-        self._exchange.rates.load(rates)
+        self._way.exchange.driven.load(tensors, {}, step=steps)
+        self._way.exchange.rates.load(rates)
 
     def total(self) -> dict[str, Any]:
         """Like `state.save`, but with the residuals of all ranks added up. Collective."""
-        total = total_of(self, state.save(self._exchange))
+        total = total_of(self, state.save(self._way))
         summed = {name: torch.from_numpy(part) for name, part in total["residuals"].items()}
         return {**total, "residuals": summed}

@@ -10,22 +10,19 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
+from hvd_sparse.compression import Compression
 from hvd_sparse.errors import NonFiniteGradientError
 from hvd_sparse.exchange.messages import Messages
 from hvd_sparse.local_steps import AVERAGED, Interval, Outer, warn_of_density
-from hvd_sparse.pytorch import guards, moments
+from hvd_sparse.pytorch import moments
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange, Phase
 from hvd_sparse.pytorch.host import TorchHost
-from hvd_sparse.pytorch.parameters import NamedParameters
-from hvd_sparse.pytorch.settings import Settings
-from hvd_sparse.pytorch.slots import DeliveredSlot, Slot
-from hvd_sparse.ranks.world import World
+from hvd_sparse.pytorch.slots import DeliveredSlot
+from hvd_sparse.pytorch.step_way import StepWay
 
 
 class DifferenceSlot(DeliveredSlot):
@@ -38,32 +35,26 @@ class DifferenceSlot(DeliveredSlot):
         self.delivered = None
 
 
-class LocalStepsExchange(GradientExchange):
-    """The exchange of one optimizer's differences of weights; see GradientExchange.
-
-    A step of the exchange is a meeting. Parameters that the optimizer does not update are not
-    exchanged.
+class LocalSteps(StepWay):
+    """Local steps: each rank takes its own, and a step of the exchange is a meeting.
 
     Attributes:
         interval: Counts the local steps until the next meeting.
     """
 
-    _slot_type = DifferenceSlot
+    interval: Interval
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
-        named: NamedParameters,
-        settings: Settings,
+        exchange: GradientExchange,
+        compression: Compression,
         *,
-        world: World,
+        messages: Messages,
         host: TorchHost,
         prefix: str,
-        messages: Messages,
-        **options: Any,
     ) -> None:
-        compression = settings.compression
-        if world.rank == 0 and compression.values != "binary":
+        super().__init__(exchange)
+        if exchange.world.rank == 0 and compression.values != "binary":
             warn_of_density(compression.density)
         self.interval = Interval(compression.local_steps)
         self._outer = _OuterSteps(compression.outer)
@@ -77,20 +68,6 @@ class LocalStepsExchange(GradientExchange):
         self._messages = messages
         self._host, self._name_of_moments = host, f"{prefix}.moments"
         self._averages_moments = compression.moments == AVERAGED
-        updated = {id(param) for group in optimizer.param_groups for param in group["params"]}
-        super().__init__(
-            optimizer,
-            [(name, param) for name, param in named if id(param) in updated],
-            replace(settings, compression=compression.of_differences()),
-            world=world,
-            host=host,
-            prefix=prefix,
-            messages=messages,
-            **options,
-        )
-
-    def _listen(self) -> list[RemovableHandle]:
-        return []  # a meeting delivers
 
     def synchronize(self) -> None:
         """Does nothing: a local step takes this rank's own gradients.
@@ -98,13 +75,18 @@ class LocalStepsExchange(GradientExchange):
         Raises:
             ExchangeFailedError: Another rank ended the exchange, or died.
         """
-        self._exchange.check()
+        self.exchange.core.check()
 
     def stepping(self, *, synchronized: bool) -> None:
         """Notes the common weights before the first local step of an interval."""
         del synchronized
         if self.interval.taken == 0 and not self._start:
             self._note_common()
+
+    def update(self) -> None:
+        """Does nothing, as `synchronize`, but leaves the momentum to the exchange."""
+        self.synchronize()
+        self.exchange.momentum.hide()
 
     def forget_gradients(self, reason: str) -> None:
         """Does nothing: gradients are this rank's own, and differences in flight are not theirs."""
@@ -115,9 +97,12 @@ class LocalStepsExchange(GradientExchange):
         if refused is not None:
             raise refused
 
+    def settle(self, *, quietly: bool = False) -> None:
+        """Does nothing: a meeting may stay in flight."""
+
     @torch.no_grad()
     def _note_common(self) -> None:
-        for slot in self._slots:
+        for slot in self.exchange.slots:
             param = slot.param.detach()
             common = self._common.get(slot.name)
             if common is not None and torch.equal(common.to(param.dtype), param):
@@ -164,18 +149,20 @@ class LocalStepsExchange(GradientExchange):
             raise refused
 
     def _average_moments(self) -> None:
-        found = moments.moments_of(self._owner(), (slot.param for slot in self._slots))
+        found = moments.moments_of(
+            self.exchange.optimizer(), (slot.param for slot in self.exchange.slots)
+        )
         try:
             moments.average(
                 found, messages=self._messages, host=self._host, name=self._name_of_moments
             )
         except BaseException as error:
-            raise self._end(error)  # noqa: B904  # mostly the same error
+            raise self.exchange.end(error)  # noqa: B904  # mostly the same error
 
     @torch.no_grad()
     def _send(self, *, overlaps: bool) -> None:
         """Starts the exchange of this rank's differences."""
-        for slot in reversed(self._slots):
+        for slot in reversed(self.exchange.slots):
             assert isinstance(slot, DifferenceSlot)
             common, param = self._common[slot.name], slot.param.detach()
             start = self._start.get(slot.name, common).to(param.dtype).to(common.dtype)
@@ -184,18 +171,18 @@ class LocalStepsExchange(GradientExchange):
                 own = torch.where(difference.isfinite(), difference, 0)
                 param.copy_(common - own)
                 self._start[slot.name] = param.clone()
-            self.arrived(slot)
+            self.exchange.arrived(slot)
 
     def _wait(self) -> NonFiniteGradientError | None:
         """Waits for differences in flight; returns the error of a meeting that no rank applies."""
-        if self._phase is not Phase.GATHERING:
+        if self.exchange.phase is not Phase.GATHERING:
             return None
         try:
-            super().synchronize()
+            self.exchange.complete()
         except NonFiniteGradientError as error:
             return error
-        self._averages = {slot.name: slot.gradient() for slot in self._slots}
-        self.release()
+        self._averages = {slot.name: slot.gradient() for slot in self.exchange.slots}
+        self.exchange.release()
         return None
 
     @torch.no_grad()
@@ -209,13 +196,13 @@ class LocalStepsExchange(GradientExchange):
 
     def _reports(self) -> list[list[float]]:
         """Returns the reports of all ranks, which have taken as many local steps. Collective."""
-        rate = float(self._owner().param_groups[0]["lr"])
+        rate = float(self.exchange.optimizer().param_groups[0]["lr"])
         report = self.interval.report(rate=rate, weights=self._checksum)
         try:
             reports = self._messages.gather(report, what="local_steps")()
             self.interval.check(reports)
         except BaseException as error:
-            raise self._end(error)  # noqa: B904  # mostly the same error
+            raise self.exchange.end(error)  # noqa: B904  # mostly the same error
         return reports
 
     @contextmanager
@@ -224,7 +211,7 @@ class LocalStepsExchange(GradientExchange):
         if self.interval.taken == 0 and not self._start:
             yield
             return
-        own = {slot.name: slot.param.detach().clone() for slot in self._slots}
+        own = {slot.name: slot.param.detach().clone() for slot in self.exchange.slots}
         self._set(self._common)
         try:
             yield
@@ -233,17 +220,8 @@ class LocalStepsExchange(GradientExchange):
 
     @torch.no_grad()
     def _set(self, weights: Mapping[str, torch.Tensor]) -> None:
-        for slot in self._slots:
+        for slot in self.exchange.slots:
             slot.param.copy_(weights[slot.name])
-
-    def _check(self, slot: Slot) -> None:
-        guards.check_place(slot, self._device)
-        if slot.name in self._large:
-            guards.check_owner(slot, self.rates.groups)
-
-    def interval_state(self) -> dict[str, Any]:
-        """Returns the plain state of the interval."""
-        return self.interval.state()
 
     def local_state(self) -> dict[str, Any]:
         """Returns a copy of all state of local steps, of types that torch.load accepts."""
@@ -266,7 +244,7 @@ class LocalStepsExchange(GradientExchange):
         saved = {"interval": {**self.interval.state(), "taken": 0}} if saved is None else saved
         self.interval.load(saved["interval"])
         self._checksum = saved.get("checksum", 0)
-        params = {slot.name: slot.param for slot in self._slots}
+        params = {slot.name: slot.param for slot in self.exchange.slots}
 
         def of(part: str) -> dict[str, torch.Tensor]:
             return {

@@ -9,7 +9,7 @@ import torch
 
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.pytorch.attachment import require_attachment
-from hvd_sparse.pytorch.local_steps import LocalStepsExchange
+from hvd_sparse.pytorch.local_steps import LocalSteps
 
 
 def meet(optimizer: torch.optim.Optimizer) -> None:
@@ -28,10 +28,10 @@ def meet(optimizer: torch.optim.Optimizer) -> None:
             weights again.
         ExchangeFailedError: Another rank ended the exchange, or died.
     """
-    exchange = _exchange_of(optimizer, "meet()")
-    if exchange is not None:
-        exchange.refuse_if_ended()
-        exchange.meet()
+    steps = _steps_of(optimizer, "meet()")
+    if steps is not None:
+        steps.exchange.core.check()
+        steps.meet()
 
 
 @contextmanager
@@ -46,11 +46,11 @@ def common_weights(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     Raises:
         InvalidArgumentError: The compression has no local_steps.
     """
-    exchange = _exchange_of(optimizer, "common_weights()")
-    if exchange is None:
+    steps = _steps_of(optimizer, "common_weights()")
+    if steps is None:
         yield
         return
-    with exchange.common_weights():
+    with steps.common_weights():
         yield
 
 
@@ -64,9 +64,9 @@ def report_loss(optimizer: torch.optim.Optimizer, loss: float | torch.Tensor) ->
     Raises:
         InvalidArgumentError: The compression has no local_steps.
     """
-    exchange = _exchange_of(optimizer, "report_loss()")
-    if exchange is not None:
-        exchange.interval.note_loss(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+    steps = _steps_of(optimizer, "report_loss()")
+    if steps is not None:
+        steps.interval.note_loss(loss.detach() if isinstance(loss, torch.Tensor) else loss)
 
 
 def local_steps(optimizer: torch.optim.Optimizer) -> int:
@@ -80,12 +80,12 @@ def local_steps(optimizer: torch.optim.Optimizer) -> int:
     Raises:
         InvalidArgumentError: The compression has no local_steps.
     """
-    exchange = _exchange_of(optimizer, "local_steps()")
-    return 1 if exchange is None else exchange.interval.length
+    steps = _steps_of(optimizer, "local_steps()")
+    return 1 if steps is None else steps.interval.length
 
 
-def _exchange_of(optimizer: torch.optim.Optimizer, caller: str) -> LocalStepsExchange | None:
-    exchange = require_attachment(optimizer).exchange
-    if exchange is not None and not isinstance(exchange, LocalStepsExchange):
+def _steps_of(optimizer: torch.optim.Optimizer, caller: str) -> LocalSteps | None:
+    way = require_attachment(optimizer).way
+    if way is not None and not isinstance(way, LocalSteps):
         raise InvalidArgumentError(f"{caller} needs a compression with local_steps")
-    return exchange
+    return way

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,28 +17,29 @@ from hvd_sparse.exchange.messages import Messages
 from hvd_sparse.local_steps import check_job
 from hvd_sparse.pytorch.attachment import Attachment, attachment_of, require_attachment
 from hvd_sparse.pytorch.devices import common_device
-from hvd_sparse.pytorch.forward import ForwardExchange, check_forward
+from hvd_sparse.pytorch.forward import ForwardSteps, check_forward
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange
 from hvd_sparse.pytorch.host import TorchHost
-from hvd_sparse.pytorch.local_steps import LocalStepsExchange
+from hvd_sparse.pytorch.local_steps import DifferenceSlot, LocalSteps
 from hvd_sparse.pytorch.owner import weakly
 from hvd_sparse.pytorch.parameters import NamedParameters, describe, name_parameters
 from hvd_sparse.pytorch.places import place_of
 from hvd_sparse.pytorch.renewal import Renewal
 from hvd_sparse.pytorch.settings import Settings, check_dense, check_devices, check_parameter
+from hvd_sparse.pytorch.step_way import PlainSteps, StepWay
 from hvd_sparse.ranks.agreement import agree, kind_of_device
 from hvd_sparse.ranks.world import in_elastic_job
 from hvd_sparse.stats.step_stats import Stats
 from hvd_sparse.tuning.measurer import Measurer
 
-_live: weakref.WeakSet[GradientExchange] = weakref.WeakSet()
+_live: weakref.WeakSet[StepWay] = weakref.WeakSet()
 _renewals: weakref.WeakSet[Renewal] = weakref.WeakSet()
 _serial = 0
 _NEWER = "a newer optimizer exchanges these parameters"
 
 
-def live_exchanges() -> list[GradientExchange]:
-    """Returns the exchanges of all optimizers of this process."""
+def live_ways() -> list[StepWay]:
+    """Returns the ways of taking steps of all optimizers of this process."""
     return list(_live)
 
 
@@ -129,7 +132,7 @@ def connect(
     prepare: Callable[[], tuple[NamedParameters, Settings]],
     *,
     host: TorchHost,
-    exchange_type: type[GradientExchange] = GradientExchange,
+    plain: type[PlainSteps] = PlainSteps,
 ) -> Attachment:
     """Attaches an exchange to an optimizer. Collective; see `distribute`.
 
@@ -138,7 +141,7 @@ def connect(
         prepare: Returns the parameters whose gradients are exchanged, by name, and the settings. If
             it raises, so do all ranks.
         host: The host of the ranks; other ranks exchange nothing.
-        exchange_type: Class of the exchange of gradients.
+        plain: The way of taking steps, if the settings ask for no other.
     """
     named: NamedParameters = []
     settings, problem = None, None
@@ -158,13 +161,13 @@ def connect(
 
     owner = weakly(optimizer)
 
-    def build() -> GradientExchange | None:
+    def build() -> StepWay | None:
         optimizer = owner()
         if host.has_peers() or _acts_alone(settings, host):
-            exchange = _build(optimizer, named, settings, problem, host, exchange_type)
-            exchange.passes = getattr(optimizer, "backward_passes_per_step", exchange.passes)
-            exchange.release()
-            return exchange
+            way = _build(optimizer, named, settings, problem, host, plain)
+            passes = getattr(optimizer, "backward_passes_per_step", way.exchange.passes)
+            way.exchange.set_passes(passes)
+            return way
         if problem is not None:
             raise problem
         return None
@@ -201,8 +204,8 @@ def _build(
     settings: Settings | None,
     problem: Exception | None,
     host: TorchHost,
-    exchange_type: type[GradientExchange],
-) -> GradientExchange:
+    plain: type[PlainSteps],
+) -> StepWay:
     global _serial
     world = host.world()
     options = {} if settings is None else settings.describe()
@@ -217,23 +220,18 @@ def _build(
         serial=_serial,
     )
     assert settings is not None
-    for other in live_exchanges():
-        other.settle_quietly()  # of an optimizer, perhaps, to which nothing else refers
-        if other.shares_parameters_with(named):
+    for other in live_ways():
+        other.settle(quietly=True)  # of an optimizer, perhaps, to which nothing else refers
+        if other.exchange.shares_parameters_with(named):
             other.detach(_NEWER)
             _live.discard(other)
     prefix = f"hvd_sparse.{_serial}"
     between = Exchange.between_ranks(world, name=f"optimizer {_serial}")
     place = place_of(common_device(named), between)
     messages = Messages(prefix, host=host, exchange=between)
-    if settings.compression.is_local:
-        exchange_type = LocalStepsExchange
-    elif settings.compression.overlap == FORWARD:
-        exchange_type = ForwardExchange
-    exchange = exchange_type(
+    build = partial(
+        GradientExchange,
         optimizer,
-        named,
-        settings,
         world=world,
         exchange=between,
         host=host,
@@ -246,5 +244,18 @@ def _build(
             place=place,
         ),
     )
-    _live.add(exchange)
-    return exchange
+    compression = settings.compression
+    way: StepWay
+    if compression.is_local:
+        updated = {id(param) for group in optimizer.param_groups for param in group["params"]}
+        exchange = build(
+            [(name, param) for name, param in named if id(param) in updated],
+            replace(settings, compression=compression.of_differences()),
+            slot_type=DifferenceSlot,
+        )
+        way = LocalSteps(exchange, compression, messages=messages, host=host, prefix=prefix)
+    else:
+        way_type = ForwardSteps if compression.overlap == FORWARD else plain
+        way = way_type(build(named, settings, slot_type=way_type.slot_type))
+    _live.add(way)
+    return way

@@ -13,28 +13,28 @@ import torch
 
 from hvd_sparse.errors import HvdSparseError
 from hvd_sparse.pytorch import guards, state
-from hvd_sparse.pytorch.gradient_exchange import GradientExchange
 from hvd_sparse.pytorch.host import TorchHost
 from hvd_sparse.pytorch.inheritance import Successor
 from hvd_sparse.pytorch.opaque import opaque
+from hvd_sparse.pytorch.step_way import StepWay
 from hvd_sparse.state import renewal
 from hvd_sparse.state.inheritance import inherit
 from hvd_sparse.stats.step_stats import Stats
 
 
-class Renewal(renewal.Renewal[GradientExchange]):
+class Renewal(renewal.Renewal[StepWay]):
     """Builds an exchange when it is needed, and ends it with its world.
 
     Args:
-        build: Builds an exchange between the current ranks; returns None if this rank needs none.
-            Collective.
+        build: Builds an exchange between the current ranks, and returns the way of taking steps
+            with it; None if this rank needs none. Collective.
         params: The parameters; the first gradient of any of them triggers the build.
         host: The host of the exchanges.
     """
 
     def __init__(
         self,
-        build: Callable[[], GradientExchange | None],
+        build: Callable[[], StepWay | None],
         params: Sequence[torch.Tensor],
         host: TorchHost,
     ) -> None:
@@ -52,9 +52,14 @@ class Renewal(renewal.Renewal[GradientExchange]):
         self._wait_for_a_gradient()
 
     @property
+    def way(self) -> StepWay | None:
+        """The way of taking steps with the present exchange; None if there is no exchange."""
+        return self.exchange
+
+    @property
     def stats(self) -> Stats:
         """Cost of all steps so far, in this world and earlier ones."""
-        return self._stats if self.exchange is None else self.exchange.stats
+        return self._stats if self.way is None else self.way.exchange.stats
 
     def check_place(self, saved: dict[str, Any] | None) -> None:
         """Raises CheckpointMismatchError for a state of another rank, or number of ranks."""
@@ -73,9 +78,9 @@ class Renewal(renewal.Renewal[GradientExchange]):
 
     def give_up(self) -> None:
         """Ends the exchange, because its world of ranks has changed."""
-        if self.exchange is not None:
-            self._stats = self.exchange.stats
-            self._follows_rates = self.exchange.rates.followed
+        if self.way is not None:
+            self._stats = self.way.exchange.stats
+            self._follows_rates = self.way.exchange.rates.followed
         was_pending = self.pending
         super().give_up()
         if not was_pending:
@@ -91,7 +96,7 @@ class Renewal(renewal.Renewal[GradientExchange]):
         mine = {id(param) for param in self._params}
         return any(id(param) in mine for param in other._params)
 
-    def _build(self) -> GradientExchange | None:
+    def _build(self) -> StepWay | None:
         if self._retired:
             raise HvdSparseError(self._retired)
         self._host.require_initialized()
@@ -100,18 +105,18 @@ class Renewal(renewal.Renewal[GradientExchange]):
         with torch.no_grad():
             return self._builder()
 
-    def _inherit(self, exchange: GradientExchange, held: dict[str, Any] | None) -> None:
+    def _inherit(self, way: StepWay, held: dict[str, Any] | None) -> None:
         with torch.no_grad():
-            inherit(Successor(exchange, self._host), held, self.policy)
-        exchange.stats = self._stats
+            inherit(Successor(way, self._host), held, self.policy)
+        way.exchange.stats = self._stats
         if not self._follows_rates:
-            exchange.rates.clipping_seen()
+            way.exchange.rates.clipping_seen()
 
-    def _save(self, exchange: GradientExchange) -> dict[str, Any]:
-        return state.save(exchange)
+    def _save(self, way: StepWay) -> dict[str, Any]:
+        return state.save(way)
 
-    def _total(self, exchange: GradientExchange) -> dict[str, Any]:
-        return Successor(exchange, self._host).total()
+    def _total(self, way: StepWay) -> dict[str, Any]:
+        return Successor(way, self._host).total()
 
     def _wait_for_a_gradient(self) -> None:
         if self._retired:

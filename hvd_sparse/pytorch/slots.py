@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import ClassVar
 
 import torch
 
@@ -28,7 +29,10 @@ class Slot:
         passes_left: Backward passes that are still to come before the gradient is exchanged.
         launched: True while the gradient is being exchanged or awaits the optimizer's step.
         work: The contiguous memory that is exchanged.
+        at_parameter: True if the gradient lies at the parameter, where backward adds to it.
     """
+
+    at_parameter: ClassVar[bool] = True
 
     def __init__(self, name: str, param: torch.Tensor, passes: int) -> None:
         self.name = name
@@ -151,6 +155,8 @@ class DeliveredSlot(Slot):
         delivered: The gradient, shaped like the parameter; None before it is delivered.
     """
 
+    at_parameter = False
+
     def __init__(self, name: str, param: torch.Tensor, passes: int) -> None:
         super().__init__(name, param, passes)
         self.delivered: torch.Tensor | None = None
@@ -163,6 +169,10 @@ class DeliveredSlot(Slot):
     def change(self) -> str | None:
         """Returns None: only who delivers knows the memory."""
         return None
+
+    def holds_result(self) -> bool:
+        """Returns false: only who delivers knows whether backward has added to it."""
+        return False
 
 
 def buffer_of(tensor: torch.Tensor) -> Buffer:

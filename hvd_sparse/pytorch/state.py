@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from hvd_sparse.errors import CheckpointMismatchError
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange
+from hvd_sparse.pytorch.step_way import StepWay
 from hvd_sparse.state.saved_exchange import mismatch_of, misplacement_of, taken_up
 
 KEY = "hvd_sparse"
@@ -44,26 +45,27 @@ def without_residuals(state_dict: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in state_dict.items() if key != KEY}
 
 
-def reset(exchange: GradientExchange | None, state_dict: dict[str, Any]) -> dict[str, Any]:
+def reset(way: StepWay | None, state_dict: dict[str, Any]) -> dict[str, Any]:
     """Like `without_residuals`, but keeps the state common to all ranks, if it fits here.
 
     So a rank that loads another rank's state without residuals continues at that rank's step, and
     with its plan.
     """
     emptied = without_residuals(state_dict)
-    if exchange is None or KEY not in state_dict:
+    if way is None or KEY not in state_dict:
         return emptied
     theirs = state_dict[KEY]
-    own = {"residuals": {}, "velocities": {}, "rank": exchange.world.rank}
+    own = {"residuals": {}, "velocities": {}, "rank": way.exchange.world.rank}
     common = {**theirs, **own}
-    if _mismatch(exchange, common):
+    if _mismatch(way, common):
         return emptied
     return {**emptied, KEY: common}
 
 
-def save(exchange: GradientExchange) -> dict[str, Any]:
+def save(way: StepWay) -> dict[str, Any]:
     """Returns a copy of this rank's state, of types that torch.load accepts by default."""
-    local = exchange.local_state()  # first: it waits for what is in flight
+    local = way.local_state()  # first: it waits for what is in flight
+    exchange = way.exchange
     return {
         "version": _VERSION,
         "rank": exchange.world.rank,
@@ -73,7 +75,7 @@ def save(exchange: GradientExchange) -> dict[str, Any]:
         "residuals": {name: part.clone() for name, part in exchange.state.residuals()},
         "velocities": {name: part.clone() for name, part in exchange.state.velocities()},
         "states": {name: part.clone() for name, part in exchange.state.sparsifier_states()},
-        "pending": exchange.pending,
+        "pending": exchange.driven.pending,
         "step": exchange.steps,
         "lrs": exchange.rates.state(),
         "tuning": None if exchange.tuner is None else exchange.tuner.state(),
@@ -81,11 +83,11 @@ def save(exchange: GradientExchange) -> dict[str, Any]:
     }
 
 
-def check(exchange: GradientExchange | None, saved: dict[str, Any] | None) -> None:
+def check(way: StepWay | None, saved: dict[str, Any] | None) -> None:
     """Refuses saved residuals that do not belong here, before anything has changed.
 
     Args:
-        exchange: This rank's exchange; None if it exchanges nothing.
+        way: This rank's way of taking steps; None if it exchanges nothing.
         saved: A state from `save`, or None: a state dict without residuals fits anywhere.
 
     Raises:
@@ -93,7 +95,7 @@ def check(exchange: GradientExchange | None, saved: dict[str, Any] | None) -> No
     """
     if saved is None:
         return
-    mismatch = _mismatch(exchange, saved)
+    mismatch = _mismatch(way, saved)
     if mismatch is not None:
         raise CheckpointMismatchError(f"{mismatch}. {_ADVICE}")
 
@@ -107,21 +109,22 @@ def check_place(saved: dict[str, Any] | None, *, rank: int, size: int) -> None:
         raise CheckpointMismatchError(f"{mismatch}. {_ADVICE}")
 
 
-def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
+def load(way: StepWay, saved: dict[str, Any] | None) -> None:
     """Restores a state that has passed `check`; None empties the residuals.
 
     Without saved velocities, these go on where the optimizer's own momentum is.
 
     If compression, device or ranks per node differ, plan and thresholds are not restored.
     """
-    exchange.load_local_state(None if saved is None else saved.get("local"))
+    way.load_local_state(None if saved is None else saved.get("local"))
+    exchange = way.exchange
     if saved is None:
-        exchange.load({}, {}, _velocities_of_optimizer(exchange), step=exchange.steps)
+        exchange.driven.load({}, {}, _velocities_of_optimizer(exchange), step=exchange.steps)
         return
     saved = taken_up(saved, exchange.conditions, is_rank0=exchange.world.rank == 0)
     if exchange.tuner is not None:
         exchange.restore_tuning(saved["tuning"], step=saved["step"])
-    exchange.load(
+    exchange.driven.load(
         saved["residuals"],
         saved["states"],
         saved.get("velocities") or _velocities_of_optimizer(exchange),
@@ -145,7 +148,7 @@ def _velocities_of_optimizer(exchange: GradientExchange) -> dict[str, torch.Tens
     return {name: velocity for name, velocity in found.items() if velocity is not None}
 
 
-def adopt_progress(exchange: GradientExchange, rank: int) -> None:
+def adopt_progress(way: StepWay, rank: int) -> None:
     """Adopts the step and the plan of one rank; residuals stay. Collective.
 
     An interval of local steps begins, from weights that are broadcast as well.
@@ -154,21 +157,22 @@ def adopt_progress(exchange: GradientExchange, rank: int) -> None:
     adopted, and with them its count of random draws.
 
     Args:
-        exchange: The exchange, between two steps.
+        way: The way of taking steps, between two of them.
         rank: The rank in the whole job; if it has no part in the exchange, the first one that has.
     """
+    exchange = way.exchange
     tuner, state = exchange.tuner, exchange.state
     own = _Progress(
         job_rank=exchange.world.job_rank,
         step=exchange.steps,
         tuning=None if tuner is None else tuner.state(),
         states={name: part.numpy() for name, part in state.sparsifier_states()},
-        pending=exchange.pending,
-        local=exchange.interval_state(),
+        pending=exchange.driven.pending,
+        local=None if way.interval is None else way.interval.state(),
     )
     reports: list[_Progress] = exchange.world.allgather_object(own, _Progress)
     theirs = next((one for one in reports if one.job_rank == rank), reports[0])
-    mine = save(exchange)
+    mine = save(way)
     # At another step the count of draws differs, as on a rank that alone loaded an older state.
     alike = (theirs.step, theirs.tuning) == (mine["step"], mine["tuning"])
     found = mine["states"] if alike else {}
@@ -182,7 +186,7 @@ def adopt_progress(exchange: GradientExchange, rank: int) -> None:
         "local": local,
     }
     states = {name: torch.from_numpy(part) for name, part in theirs.states.items()}
-    load(exchange, {**mine, **common, "states": {**states, **thresholds}})
+    load(way, {**mine, **common, "states": {**states, **thresholds}})
 
 
 def layers_of(exchange: GradientExchange) -> dict[str, int]:
@@ -190,32 +194,32 @@ def layers_of(exchange: GradientExchange) -> dict[str, int]:
     return {layer.name: layer.numel for layer in exchange.layers}
 
 
-def _mismatch(exchange: GradientExchange | None, saved: dict[str, Any]) -> str | None:
-    layers = {} if exchange is None else layers_of(exchange)
-    world = None if exchange is None else exchange.world
+def _mismatch(way: StepWay | None, saved: dict[str, Any]) -> str | None:
+    layers = {} if way is None else layers_of(way.exchange)
+    world = None if way is None else way.exchange.world
     mismatch = mismatch_of(saved, version=_VERSION, world=world, layers=layers)
     if mismatch is not None:
         return mismatch
-    assert exchange is not None
+    assert way is not None
     for name, residual in saved["residuals"].items():
         fits = isinstance(residual, torch.Tensor) and residual.numel() == layers.get(name)
         if not fits or residual.dtype != torch.float32:
             return f"the saved residual of '{name}' is damaged"
-    numels = {name: param.numel() for name, param in exchange.parameters.items()}
+    numels = {name: param.numel() for name, param in way.exchange.parameters.items()}
     for name, velocity in saved.get("velocities", {}).items():
         fits = isinstance(velocity, torch.Tensor) and velocity.numel() == numels.get(name)
         if not fits or velocity.dtype != torch.float32:
             return f"the saved velocity of '{name}' is damaged, or of another model"
-    return _mismatch_of_interval(exchange, saved.get("local"), numels)
+    return _mismatch_of_interval(way, saved.get("local"), numels)
 
 
 def _mismatch_of_interval(
-    exchange: GradientExchange, local: dict[str, Any] | None, numels: dict[str, int]
+    way: StepWay, local: dict[str, Any] | None, numels: dict[str, int]
 ) -> str | None:
     """Returns why the state of an interval of local steps does not fit; None if it does."""
     if local is None or not local.get("amid"):
         return None
-    if exchange.interval_state() is None:
+    if way.interval is None:
         return (
             f"the state was saved amid an interval, {local['interval']['taken']} local steps after "
             "the ranks met, and the compression has no local_steps now"

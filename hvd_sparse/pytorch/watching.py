@@ -8,7 +8,7 @@ import torch
 
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.pytorch.attachment import require_attachment
-from hvd_sparse.pytorch.forward import ForwardExchange
+from hvd_sparse.pytorch.forward import ForwardSteps
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange
 from hvd_sparse.pytorch.opaque import opaque
 from hvd_sparse.schedules import checked_count
@@ -70,7 +70,7 @@ def watch(
             metrics |= _norms(exchange, optimizer)
         sink(metrics, last.step)
 
-    if norms and isinstance(require_attachment(optimizer).exchange, ForwardExchange):
+    if norms and isinstance(require_attachment(optimizer).way, ForwardSteps):
         raise UnsupportedError(
             "norms=True cannot be used with overlap='forward': after step(), residuals and "
             "gradients are in flight"

@@ -40,7 +40,7 @@ def error_of(call):
 
 def wait_for_the_end(exchange):
     """Waits until this rank knows that the exchange has ended; the test's time limit applies."""
-    while exchange._exchange.end() is None:
+    while exchange.core.end() is None:
         time.sleep(0.01)
 
 
@@ -108,7 +108,7 @@ def test_an_interrupt_stays_one_after_the_exchange_has_ended():
     exchange = attachment_of(optimizer).exchange
     on_the_culprit(lambda: exchange.fail("a bug in the user's code"))
     wait_for_the_end(exchange)
-    assert isinstance(exchange._end(KeyboardInterrupt()), KeyboardInterrupt)
+    assert isinstance(exchange.end(KeyboardInterrupt()), KeyboardInterrupt)
 
 
 @pytest.mark.parametrize("known", ["before", "after"])
@@ -123,7 +123,7 @@ def test_a_shutdown_of_horovod_is_not_mistaken_for_the_reason(known, monkeypatch
     def once_it_is_known():
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
-            exchange._exchange.check()
+            exchange.core.check()
             time.sleep(0.01)
 
     def shut_down(*_, **__):
@@ -162,7 +162,7 @@ def test_a_rank_that_leaves_out_a_dense_step_is_not_waited_for_for_ever(monkeypa
             model.backward(integer_gradients(model, 0))
             optimizer.synchronize()
         while True:  # ended by the time limit of every test
-            exchange._exchange.check()
+            exchange.core.check()
             time.sleep(0.01)
 
     match = r"gave up waiting for Horovod's operation 'hvd_sparse\.\d+\.\w+' after 1 s"
@@ -181,7 +181,7 @@ def test_what_fails_after_a_step_that_counts_is_told_by_the_next_one(monkeypatch
         raise RuntimeError("a bug of what follows")
 
     if hvd.rank() == hvd.size() - 1:
-        monkeypatch.setattr(exchange._driven, "end_step", fails)
+        monkeypatch.setattr(exchange.driven, "end_step", fails)
     model.backward(gradients)
     optimizer.step()
     assert_nothing_is_lost(model, 0, {}, optimizer, gradients)

@@ -73,7 +73,7 @@ def test_a_parameter_that_was_moved_is_refused(monkeypatch, arrives):
     elsewhere = torch.device("meta")  # as far as known, the device of all previous parameters
 
     def run():
-        on_the_culprit(lambda: monkeypatch.setattr(exchange, "_device", elsewhere))
+        on_the_culprit(lambda: monkeypatch.setattr(exchange._guard, "device", elsewhere))
         optimizer.zero_grad()
         if arrives:
             model.backward(integer_gradients(model, 0))
@@ -122,12 +122,12 @@ def test_join_is_refused_while_there_is_a_sparse_optimizer():
 
 def start_capture(optimizer, monkeypatch):
     """Pretends that this rank's gradients are on a device whose stream is being captured."""
-    monkeypatch.setattr(attachment_of(optimizer).exchange, "_device", GPU)
+    monkeypatch.setattr(attachment_of(optimizer).exchange._guard, "device", GPU)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
 
 
 def end_capture(optimizer, monkeypatch):
-    monkeypatch.setattr(attachment_of(optimizer).exchange, "_device", torch.device("cpu"))
+    monkeypatch.setattr(attachment_of(optimizer).exchange._guard, "device", torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
 

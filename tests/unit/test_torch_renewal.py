@@ -68,42 +68,45 @@ def test_after_a_shutdown_it_is_built_anew(built):
     assert built == [1, 1]
 
 
-def exchange_of(param: torch.Tensor) -> SimpleNamespace:
-    """Returns a single rank's exchange, reduced to the parts that are given up and inherited."""
+def way_of(param: torch.Tensor) -> SimpleNamespace:
+    """Returns a single rank's way, reduced to the parts that are given up and inherited."""
     optimizer = torch.optim.SGD([param], lr=0.5)
     loaded = []
-    return SimpleNamespace(
+
+    def load(residuals, states, *, step):
+        loaded.append((residuals, states, step))
+
+    exchange = SimpleNamespace(
         optimizer=optimizer,  # the rates do not keep it alive
         world=SimpleNamespace(rank=0, size=1, allgather_object=lambda thing, kind: [thing]),
         layers=(),
-        loaded=loaded,
-        load=lambda residuals, states, *, step: loaded.append((residuals, states, step)),
+        driven=SimpleNamespace(load=load, loaded=loaded),
         rates=LearningRates(optimizer, LAGS()),
         stats=None,
-        close=lambda: None,
     )
+    return SimpleNamespace(exchange=exchange, close=lambda: None)
 
 
 def test_whoever_was_seen_to_clip_clips_in_the_next_world_too(built, monkeypatch):
     param = torch.nn.Parameter(torch.ones(3))
     monkeypatch.setattr(module.state, "save", lambda _: None)  # for ranks that hold nothing
-    renewal = Renewal(lambda: exchange_of(param), [param], HorovodHost(ProcessSet(2)))
+    renewal = Renewal(lambda: way_of(param), [param], HorovodHost(ProcessSet(2)))
     for clips in (False, True):
         renewal.renew()
-        assert renewal.exchange.rates.followed
+        assert renewal.way.exchange.rates.followed
         if clips:
-            renewal.exchange.rates.clipping_seen()
+            renewal.way.exchange.rates.clipping_seen()
         renewal.close()
     renewal.renew()
-    assert not renewal.exchange.rates.followed
+    assert not renewal.way.exchange.rates.followed
 
 
 def test_residuals_that_were_shared_out_follow_the_rate_from_where_it_was():
     param = torch.nn.Parameter(torch.ones(3))
-    exchange = exchange_of(param)
-    Successor(exchange, HorovodHost(ProcessSet(2))).begin({}, steps=7, rates={"w": 1.0})
-    assert exchange.loaded == [({}, {}, 7)]
-    assert exchange.rates.decays([Slot("w", param, 1)]) == [2.0]
+    way = way_of(param)
+    Successor(way, HorovodHost(ProcessSet(2))).begin({}, steps=7, rates={"w": 1.0})
+    assert way.exchange.driven.loaded == [({}, {}, 7)]
+    assert way.exchange.rates.decays([Slot("w", param, 1)]) == [2.0]
 
 
 def test_without_horovod_it_is_refused(built, monkeypatch):

@@ -15,26 +15,29 @@ from typing import Any
 import torch
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
-from torch.utils.hooks import RemovableHandle
 
 from hvd_sparse.errors import GradientInFlightError, HvdSparseError, NonFiniteGradientError
-from hvd_sparse.pytorch import guards
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange, Phase
 from hvd_sparse.pytorch.renewal import Renewal
 from hvd_sparse.pytorch.slots import DeliveredSlot, Slot
+from hvd_sparse.pytorch.step_way import PlainSteps
 
 _Future = Future[torch.Tensor]
 
 
-class BucketExchange(GradientExchange):
-    """The exchange of one DDP module's gradients; see GradientExchange."""
+class BucketSteps(PlainSteps):
+    """Steps with the gradients of one DDP module, which are averages after loss.backward().
 
-    _slot_type = DeliveredSlot
+    Args:
+        exchange: The exchange, to which the module's communication hook delivers.
+    """
 
-    def _listen(self) -> list[RemovableHandle]:
-        self._slot_of = {id(slot.param): slot for slot in self._slots}
+    slot_type = DeliveredSlot
+
+    def __init__(self, exchange: GradientExchange) -> None:
+        super().__init__(exchange)
+        self._slot_of = {id(slot.param): slot for slot in exchange.slots}
         self._average: tuple[torch.Tensor, int] | None = None
-        return []  # the hook delivers
 
     def deliver(self, bucket: GradBucket) -> None:
         """Takes the gradients of a bucket, and starts what is complete with them."""
@@ -43,13 +46,14 @@ class BucketExchange(GradientExchange):
             slot = self._slot_of.get(id(param))
             if slot is not None:  # one without elements has none
                 assert isinstance(slot, DeliveredSlot)
+                self._check_not_an_average(slot)
                 slot.delivered = view
-                self.arrived(slot)
+                self.exchange.arrived(slot)
         try:
             with torch.no_grad():
-                self._driven.flush(buffer)
+                self.exchange.driven.flush(buffer)
         except BaseException as error:
-            raise self._end(error)  # noqa: B904  # mostly the same error
+            raise self.exchange.end(error)  # noqa: B904  # mostly the same error
 
     def complete(self) -> NonFiniteGradientError | None:
         """Waits until all buckets hold averages, and commits the step.
@@ -61,14 +65,14 @@ class BucketExchange(GradientExchange):
             ExchangeFailedError: The exchange has ended.
         """
         try:
-            self._complete()
+            self.exchange.complete()
         except NonFiniteGradientError as error:
             return error
         return None
 
     def note_average(self) -> None:
         """Remembers the averages as DDP has left them, so that clipping is noticed."""
-        slot = next((slot for slot in self._slots if slot.optimized), None)
+        slot = next((slot for slot in self.exchange.slots if slot.optimized), None)
         grad = None if slot is None else slot.param.grad
         self._average = None if grad is None else (grad, grad._version)
 
@@ -78,22 +82,22 @@ class BucketExchange(GradientExchange):
         Raises:
             GradientInFlightError: They are this rank's own, or loss.backward() has not ended.
         """
-        if self._phase is Phase.GATHERING:
+        if self.exchange.phase is Phase.GATHERING:
             self.refuse_if_busy(
                 "optimizer.step() was called after a loss.backward() that failed, or that did not "
                 "compute a gradient for every parameter: DistributedDataParallel waits for the rest"
             )
-        if self._phase is Phase.IDLE:
+        if self.exchange.phase is Phase.IDLE:
             self._check_nothing_new()
         if self._average is not None:
             grad, version = self._average
             if grad._version != version:
-                self.rates.clipping_seen()
+                self.exchange.rates.clipping_seen()
             self._average = None
 
     def _check_nothing_new(self) -> None:
         """Refuses a step with gradients that no backward pass has exchanged."""
-        for slot in self._slots:
+        for slot in self.exchange.slots:
             grad = slot.param.grad
             if slot.optimized and grad is not None and bool(grad.any()):
                 raise GradientInFlightError(
@@ -102,19 +106,17 @@ class BucketExchange(GradientExchange):
                     "outside of no_sync(), with a gradient for every parameter"
                 )
 
-    def _check(self, slot: Slot) -> None:
-        guards.check_place(slot, self._device)
-        if slot.name in self._large:
-            guards.check_owner(slot, self.rates.groups)
-
     def _check_not_an_average(self, slot: Slot) -> None:
+        if self.exchange.phase is not Phase.EXCHANGED or not self.exchange.momentum.exists:
+            return
         # Outside of backward, DDP's join() delivers zeros for a rank that has run out of data.
-        if self.momentum.exists and _in_backward():
-            raise GradientInFlightError(
+        if _in_backward():
+            error = GradientInFlightError(
                 f"a gradient was added to the average of '{slot.name}', to which momentum was "
                 "applied: run all but the last loss.backward() of a step within no_sync(); call "
                 "optimizer.zero_grad() if the step was to be skipped; or set momentum_correction=0"
             )
+            raise self.exchange.end(error)
 
 
 class Deliveries:
@@ -139,31 +141,31 @@ class Deliveries:
         Returns:
             A future of the bucket's memory, with the averages.
         """
-        exchange = self._exchange()
+        steps = self._steps()
         buffer = bucket.buffer()
         future = _future_of(buffer)
         if bucket.index() == 0:
             self._waiting.clear()  # of a backward pass that failed
-        exchange.deliver(bucket)
+        steps.deliver(bucket)
         self._waiting.append((future, buffer))
         if bucket.is_last():
-            refused = exchange.complete()
+            refused = steps.complete()
             waiting, self._waiting = self._waiting, []
             for one, result in waiting:
                 one.set_result(result)
-            _after_ddp(exchange, refused)
+            _after_ddp(steps, refused)
         return future
 
-    def _exchange(self) -> BucketExchange:
+    def _steps(self) -> BucketSteps:
         renewal = self._renewal()
-        exchange = None if renewal is None else renewal.exchange
-        if exchange is None:
+        way = None if renewal is None else renewal.way
+        if way is None:
             raise HvdSparseError(
                 "the optimizer that was attached to this DistributedDataParallel no longer "
                 "exists, or its exchange was never built: wrap the module again"
             )
-        assert isinstance(exchange, BucketExchange)
-        return exchange
+        assert isinstance(way, BucketSteps)
+        return way
 
 
 def _no_deliveries() -> None:
@@ -190,7 +192,7 @@ def _in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() >= 0)
 
 
-def _after_ddp(exchange: BucketExchange, refused: NonFiniteGradientError | None) -> None:
+def _after_ddp(steps: BucketSteps, refused: NonFiniteGradientError | None) -> None:
     """Raises an error out of loss.backward(), once DDP has ended its own step, and can go on.
 
     DDP queues its end after the hook of the last bucket, so what that queues comes first, and what
@@ -204,7 +206,7 @@ def _after_ddp(exchange: BucketExchange, refused: NonFiniteGradientError | None)
     def at_the_end() -> None:
         if refused is not None:
             raise refused
-        exchange.note_average()
+        steps.note_average()
 
     engine = torch.autograd.Variable._execution_engine
     engine.queue_callback(lambda: engine.queue_callback(at_the_end))
