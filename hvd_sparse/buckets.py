@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hvd_sparse.compression import MAX_BUCKET_NUMEL
+from hvd_sparse.compression_checks import MAX_BUCKET_NUMEL
 from hvd_sparse.errors import UnsupportedError
 
 

@@ -7,26 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, NoReturn
 
-from hvd_sparse.collectives import SHARD_SUM, find_collective
-from hvd_sparse.compression_checks import check_choice, check_parts, checked_slack
+from hvd_sparse.collectives import SHARD_SUM
+from hvd_sparse.compression_checks import AUTO, check_parts, checked_options
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
-from hvd_sparse.local_steps import AVERAGED, AVERAGES, LOCAL, AdaComm, Outer, first_of
-from hvd_sparse.schedules import Warmup, checked_count, checked_density, checked_number
+from hvd_sparse.local_steps import AVERAGES, LOCAL, AdaComm, Outer, first_of
+from hvd_sparse.schedules import Warmup
 from hvd_sparse.sparsifiers import Sparsifier, as_sparsifier
-
-MAX_BUCKET_NUMEL = 2**31 - 1
-
-AUTO = "auto"
-
-# Lower limit of replan_every; measuring, planning and comparing take fewer steps.
-MIN_REPLAN = 100
-
-CHOICES = {
-    "indices": (AUTO, "plain", "packed"),
-    "values": (AUTO, "float32", "bfloat16", "float16", "int8", "int4", "ternary", "binary"),
-    "plan": ("simulated", "paper"),
-    "moments": (LOCAL, AVERAGED),
-}
 
 _TOP_K = as_sparsifier("top_k")
 _GAUSSIAN = as_sparsifier("gaussian")
@@ -160,60 +146,8 @@ class Compression:
         return {"slack": self.slack, "sparsity": self.sparsity}
 
     def __post_init__(self) -> None:
-        set_field = object.__setattr__
-        set_field(self, "density", checked_density("density", self.density))
-        set_field(self, "sparsifier", as_sparsifier(self.sparsifier))
-        if self.collective != AUTO:
-            find_collective(self.collective)
-        set_field(self, "slack", checked_slack(self.slack))
-        sparsity = checked_number("sparsity", self.sparsity, low=1, below=2)
-        set_field(self, "sparsity", sparsity)
-        for name, choices in CHOICES.items():
-            check_choice(name, getattr(self, name), choices)
-        min_numel = checked_count("min_numel", self.min_numel, low=0, high=2**62)
-        set_field(self, "min_numel", min_numel)
-        bucket_numel = checked_count(
-            "bucket_numel", self.bucket_numel, low=1, high=MAX_BUCKET_NUMEL
-        )
-        set_field(self, "bucket_numel", bucket_numel)
-        for name in ("layer_wise", "adaptive"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidArgumentError(
-                    f"{name} must be True or False, got {getattr(self, name)!r}"
-                )
-        if self.adaptive and not self.layer_wise:
-            raise InvalidArgumentError(
-                "adaptive must be False where layer_wise is: one unit has nothing to hide behind"
-            )
-        if self.replan_every is not None:
-            every = checked_count("replan_every", self.replan_every, low=MIN_REPLAN, high=2**62)
-            set_field(self, "replan_every", every)
-        if self.momentum_correction != AUTO:
-            momentum = checked_number("momentum_correction", self.momentum_correction, below=1)
-            set_field(self, "momentum_correction", momentum)
-        set_field(self, "weight_decay", checked_number("weight_decay", self.weight_decay))
-        if self.clip_norm is not None:
-            limit = checked_number("clip_norm", self.clip_norm, above=True)
-            set_field(self, "clip_norm", limit)
-        if self.quality_every is not None:
-            every = checked_count("quality_every", self.quality_every, low=1, high=2**62)
-            set_field(self, "quality_every", every)
-        if self.rescale_residual not in (None, True, False):
-            raise InvalidArgumentError(
-                f"rescale_residual must be True, False or None, got {self.rescale_residual!r}"
-            )
-        if self.loss_scale is not None and not callable(
-            getattr(self.loss_scale, "get_scale", None)
-        ):
-            raise InvalidArgumentError(
-                f"loss_scale must have get_scale(), as a GradScaler has, got {self.loss_scale!r}"
-            )
-        if self.warmup is not None and not isinstance(self.warmup, Warmup):
-            raise InvalidArgumentError(f"warmup must be a Warmup or None, got {self.warmup!r}")
-        decay = checked_number("residual_decay", self.residual_decay, above=True)
-        if decay > 1:
-            raise InvalidArgumentError(f"residual_decay must lie in (0, 1], got {decay}")
-        set_field(self, "residual_decay", decay)
+        for name, value in checked_options(self).items():
+            object.__setattr__(self, name, value)
         check_parts(self)
 
     def __repr__(self) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hvd_sparse.collectives import SHARD_SUM
+from hvd_sparse.collectives import SHARD_SUM, find_collective
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.local_steps import (
+    AVERAGED,
     AVERAGES,
     KEEP_TO_SHARE,
     LOCAL,
@@ -14,11 +15,25 @@ from hvd_sparse.local_steps import (
     AdaComm,
     Outer,
 )
-from hvd_sparse.schedules import checked_count
-from hvd_sparse.sparsifiers import Sparsifier
+from hvd_sparse.schedules import Warmup, checked_count, checked_density, checked_number
+from hvd_sparse.sparsifiers import Sparsifier, as_sparsifier
 
 if TYPE_CHECKING:
     from hvd_sparse.compression import Compression
+
+AUTO = "auto"
+
+MAX_BUCKET_NUMEL = 2**31 - 1
+
+CHOICES = {
+    "indices": (AUTO, "plain", "packed"),
+    "values": (AUTO, "float32", "bfloat16", "float16", "int8", "int4", "ternary", "binary"),
+    "plan": ("simulated", "paper"),
+    "moments": (LOCAL, AVERAGED),
+}
+
+# Lower limit of replan_every; measuring, planning and comparing take fewer steps.
+_MIN_REPLAN = 100
 
 # Types of values that the dense sum alone can send.
 _VALUES_OF_DENSE_SUMS = ("ternary",)
@@ -30,6 +45,66 @@ _PARTS_OF_BINARY = (("sparsifier", "one_sign"), ("collective", "allgather"), ("a
 
 # A value of `overlap`: what is exchanged is waited for in the next forward pass.
 FORWARD = "forward"
+
+
+def checked_options(compression: Compression) -> dict[str, Any]:
+    """Returns the options of a compression that are kept in another form, by name.
+
+    Raises:
+        InvalidArgumentError: An option lies outside its limits.
+    """
+    given = compression
+    checked: dict[str, Any] = {
+        "density": checked_density("density", given.density),
+        "sparsifier": as_sparsifier(given.sparsifier),
+    }
+    if given.collective != AUTO:
+        find_collective(given.collective)
+    checked["slack"] = _checked_slack(given.slack)
+    checked["sparsity"] = checked_number("sparsity", given.sparsity, low=1, below=2)
+    for name, choices in CHOICES.items():
+        _check_choice(name, getattr(given, name), choices)
+    checked["min_numel"] = checked_count("min_numel", given.min_numel, low=0, high=2**62)
+    checked["bucket_numel"] = checked_count(
+        "bucket_numel", given.bucket_numel, low=1, high=MAX_BUCKET_NUMEL
+    )
+    for name in ("layer_wise", "adaptive"):
+        if not isinstance(getattr(given, name), bool):
+            raise InvalidArgumentError(
+                f"{name} must be True or False, got {getattr(given, name)!r}"
+            )
+    if given.adaptive and not given.layer_wise:
+        raise InvalidArgumentError(
+            "adaptive must be False where layer_wise is: one unit has nothing to hide behind"
+        )
+    every = given.replan_every
+    if every is not None:
+        checked["replan_every"] = checked_count("replan_every", every, low=_MIN_REPLAN, high=2**62)
+    if given.momentum_correction != AUTO:
+        checked["momentum_correction"] = checked_number(
+            "momentum_correction", given.momentum_correction, below=1
+        )
+    checked["weight_decay"] = checked_number("weight_decay", given.weight_decay)
+    if given.clip_norm is not None:
+        checked["clip_norm"] = checked_number("clip_norm", given.clip_norm, above=True)
+    every = given.quality_every
+    if every is not None:
+        checked["quality_every"] = checked_count("quality_every", every, low=1, high=2**62)
+    if given.rescale_residual not in (None, True, False):
+        raise InvalidArgumentError(
+            f"rescale_residual must be True, False or None, got {given.rescale_residual!r}"
+        )
+    if given.loss_scale is not None and not callable(getattr(given.loss_scale, "get_scale", None)):
+        raise InvalidArgumentError(
+            f"loss_scale must have get_scale(), as a GradScaler has, got {given.loss_scale!r}"
+        )
+    if given.warmup is not None and not isinstance(given.warmup, Warmup):
+        raise InvalidArgumentError(f"warmup must be a Warmup or None, got {given.warmup!r}")
+    decay = checked_number("residual_decay", given.residual_decay, above=True)
+    if decay > 1:
+        raise InvalidArgumentError(f"residual_decay must lie in (0, 1], got {decay}")
+    checked["residual_decay"] = decay
+    return checked
 
 
 def check_parts(compression: Compression) -> None:
@@ -136,14 +211,14 @@ def _check_overlap(compression: Compression) -> None:
             )
 
 
-def checked_slack(slack: object) -> float:
+def _checked_slack(slack: object) -> float:
     """`slack` if it is a finite number of at least 1; raises InvalidArgumentError otherwise."""
     if isinstance(slack, int | float) and not isinstance(slack, bool) and 1 <= slack < float("inf"):
         return float(slack)
     raise InvalidArgumentError(f"slack must be a finite number >= 1, got {slack!r}")
 
 
-def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Raises InvalidArgumentError unless `value` is one of the choices."""
     if value not in choices:
         raise InvalidArgumentError(f"{name} must be one of {', '.join(choices)}, got {value!r}")

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hvd_sparse.compression import AUTO, Compression
+from hvd_sparse.compression import Compression
+from hvd_sparse.compression_checks import AUTO
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.exchange.reduction import Reduction
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_sparse import _core
-from hvd_sparse.compression import CHOICES
+from hvd_sparse.compression_checks import CHOICES
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.places.buffer import BYTES
 from hvd_sparse.planning.network import Link, Network, distances_below

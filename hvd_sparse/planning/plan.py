@@ -14,7 +14,8 @@ from typing import ClassVar
 
 from hvd_sparse import _core, records
 from hvd_sparse.buckets import Bucket, Layer, assign_buckets
-from hvd_sparse.compression import AUTO, CHOICES, Compression
+from hvd_sparse.compression import Compression
+from hvd_sparse.compression_checks import AUTO, CHOICES
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.planning.account import WIRES
 from hvd_sparse.planning.models import MODELS

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hvd_sparse.collectives import COLLECTIVES
-from hvd_sparse.compression import AUTO, MAX_BUCKET_NUMEL, Compression
+from hvd_sparse.compression import Compression
+from hvd_sparse.compression_checks import AUTO, MAX_BUCKET_NUMEL
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.places.place import OnCpu, Place
 from hvd_sparse.planning import costs

@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from hvd_sparse.compression import AUTO, Compression
+from hvd_sparse.compression import Compression
+from hvd_sparse.compression_checks import AUTO
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.pytorch.owner import weakly
 

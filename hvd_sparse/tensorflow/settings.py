@@ -9,7 +9,8 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hvd_sparse.collectives import SHARD_SUM
-from hvd_sparse.compression import AUTO, Compression, as_compression
+from hvd_sparse.compression import Compression, as_compression
+from hvd_sparse.compression_checks import AUTO
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.exchange.local_share import check_not_twice
 from hvd_sparse.exchange.reduction import Reduction, checked_reduction

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from hvd_sparse.collectives import COLLECTIVES, SHARD_SUM
-from hvd_sparse.compression import AUTO, LAGS, SBC, Compression, GTopK, TopK
+from hvd_sparse.compression import LAGS, SBC, Compression, GTopK, TopK
+from hvd_sparse.compression_checks import AUTO
 from tests import laws
 from tests.cases import in_turn
 from tests.dense_sums import DENSE_SUMS, SPARSER_TERNARY

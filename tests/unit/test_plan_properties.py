@@ -13,7 +13,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hvd_sparse.buckets import Bucket, Layer, assign_buckets
-from hvd_sparse.compression import LAGS, MAX_BUCKET_NUMEL
+from hvd_sparse.compression import LAGS
+from hvd_sparse.compression_checks import MAX_BUCKET_NUMEL
 from hvd_sparse.errors import HvdSparseError
 from hvd_sparse.planning import costs
 from hvd_sparse.planning.plan import (
