@@ -71,6 +71,10 @@ class _Arrival(NamedTuple):
 class StepClock:
     """Times steps. The exchange's own work during backward is left out of `ready`.
 
+    The core times the steps of a graph by itself (csrc/exchange/step_times.h), whose ops run beside
+    the exchange. In PyTorch the thread that computes gradients also does the exchange's work, part
+    of it in Python and in the host, which the core does not see.
+
     Args:
         layers: The layers whose gradients are timed.
         clock: The clock of their device.
