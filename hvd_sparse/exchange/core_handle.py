@@ -69,8 +69,8 @@ class CoreHandle:
 
     def check(self) -> None:
         """Raises ExchangeFailedError if the exchange has ended; cheap enough for waiting loops."""
-        with self.acknowledging():
-            self._open.check()
+        with self.acknowledging() as core:
+            core.check()
 
     def end(self) -> HvdSparseError | None:
         """Returns the error that ended the exchange, or None while it goes on."""
@@ -89,9 +89,9 @@ class CoreHandle:
         deadline = time.monotonic() + _CAUSE_SECONDS
         while True:
             try:
-                with self.acknowledging():
-                    self._open.check_at_end()  # a rank that died or failed, at once
-                    self._open.check()  # a rank that left
+                with self.acknowledging() as core:
+                    core.check_at_end()  # a rank that died or failed, at once
+                    core.check()  # a rank that left
             except HvdSparseError as error:
                 return _without_frames(error)
             if time.monotonic() >= deadline:
@@ -139,14 +139,13 @@ class CoreHandle:
         return self._core
 
     @contextmanager
-    def acknowledging(self) -> Iterator[None]:
-        """Wraps calls of the core; acknowledges and notes an error that ended the exchange."""
-        core = self._core
+    def acknowledging(self) -> Iterator[_core.Exchange]:
+        """Lends the core for calls; acknowledges and notes an error that ended the exchange."""
+        core = self._open
         try:
-            yield
+            yield core
         except ExchangeFailedError as error:
-            if core is not None:
-                core.acknowledge()
+            core.acknowledge()
             note_loss(error)
             raise
 

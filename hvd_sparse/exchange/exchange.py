@@ -293,8 +293,8 @@ class Exchange(Pings):
             InvalidArgumentError: An argument does not fit; nothing has happened.
             ExchangeFailedError: The exchange has ended.
         """
-        with self.acknowledging():
-            self._open.start(
+        with self.acknowledging() as core:
+            core.start(
                 bucket,
                 gradients,
                 residual=residual,
@@ -321,8 +321,8 @@ class Exchange(Pings):
         if self.timeline is not None:
             self.timeline.wait_begins(bucket)
         try:
-            with self.acknowledging():
-                self._open.wait(bucket, stream=stream)
+            with self.acknowledging() as core:
+                core.wait(bucket, stream=stream)
         finally:
             if self.timeline is not None:
                 self.timeline.wait_ends(bucket)
@@ -342,8 +342,8 @@ class Exchange(Pings):
                 was applied, and they keep every finite entry of the gradients.
         """
         try:
-            with self.acknowledging():
-                self._open.commit(refuse or "")
+            with self.acknowledging() as core:
+                core.commit(refuse or "")
         except NonFiniteGradientError as error:
             if self.timeline is not None:
                 self.timeline.refused(str(error))

@@ -27,8 +27,8 @@ class Pings(CoreHandle):
             ExchangeFailedError: The exchange has ended; this very swap ends it where the peer swaps
                 another number of bytes.
         """
-        with self.acknowledging():
-            return self._open.swap(peer, bytes, repetitions)
+        with self.acknowledging() as core:
+            return core.swap(peer, bytes, repetitions)
 
     @property
     def spread_peers(self) -> int:
@@ -51,8 +51,8 @@ class Pings(CoreHandle):
             InvalidArgumentError: An argument is out of its range, or a bucket is in flight.
             ExchangeFailedError: The exchange has ended; see `swap`.
         """
-        with self.acknowledging():
-            return self._open.spread(bytes, repetitions)
+        with self.acknowledging() as core:
+            return core.spread(bytes, repetitions)
 
     def connect_devices(self, device: str) -> bool:
         """Connects the devices of all ranks by a network, unless that was tried before.
@@ -73,8 +73,8 @@ class Pings(CoreHandle):
                 is not available; the exchange has ended.
             ExchangeFailedError: The exchange has ended.
         """
-        with self.acknowledging():
-            return self._open.connect_devices(device)
+        with self.acknowledging() as core:
+            return core.connect_devices(device)
 
     def swap_between_devices(self, peer: int, bytes: int, repetitions: int) -> list[float]:  # noqa: A002
         """Times swaps of messages between this rank's device and the peer's; see `swap`.
@@ -96,8 +96,8 @@ class Pings(CoreHandle):
             ExchangeFailedError: The exchange has ended; this very swap ends it where the peer swaps
                 another number of bytes, or another number of times.
         """
-        with self.acknowledging():
-            return self._open.swap_between_devices(peer, bytes, repetitions)
+        with self.acknowledging() as core:
+            return core.swap_between_devices(peer, bytes, repetitions)
 
     def merge_on_device(self, entries: int, repetitions: int) -> list[float]:
         """Times the merge that follows a swap in a round of gtopk between devices.
@@ -116,8 +116,8 @@ class Pings(CoreHandle):
             UnavailableError: The device cannot merge.
             ExchangeFailedError: The exchange has ended.
         """
-        with self.acknowledging():
-            return self._open.merge_on_device(entries, repetitions)
+        with self.acknowledging() as core:
+            return core.merge_on_device(entries, repetitions)
 
     def copy_to_device(self, entries: int, repetitions: int) -> list[float]:
         """Times handing a block up to the device and a result of as many entries down.
@@ -125,5 +125,5 @@ class Pings(CoreHandle):
         The route `device rounds` does that around its rounds. Like `merge_on_device`, but by the
         CPU's clock.
         """
-        with self.acknowledging():
-            return self._open.copy_to_device(entries, repetitions)
+        with self.acknowledging() as core:
+            return core.copy_to_device(entries, repetitions)

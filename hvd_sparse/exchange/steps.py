@@ -59,27 +59,27 @@ class Steps:
         self._exchange = exchange
         self._committed: set[int] = set()  # buckets of this step
         self.count = 0
-        self._steps = exchange.make_engine(op_sizes, buckets, rules)
-        self.room = self._steps.room
+        self._engine = exchange.make_engine(op_sizes, buckets, rules)
+        self.room = self._engine.room
 
     @property
-    def _engine(self) -> _core.StepEngine:
+    def _open_engine(self) -> _core.StepEngine:
         self._exchange.require_open()
-        return self._steps
+        return self._engine
 
     @property
     def came(self) -> list[float]:
         """When each op of the last step was handed over, in seconds from the first."""
-        return self._engine.came
+        return self._open_engine.came
 
     def replace(self, buckets: Sequence[_core.DrivenBucket]) -> None:
         """Replaces the buckets from the next step on; between two steps, on all ranks alike."""
-        self._engine.replace(buckets)
-        self.room = self._engine.room
+        self._open_engine.replace(buckets)
+        self.room = self._open_engine.room
 
     def reorder(self, order: Sequence[int]) -> None:
         """Changes the order of the buckets from the next step on, on all ranks alike."""
-        self._engine.reorder(order)
+        self._open_engine.reorder(order)
 
     @property
     def pending(self) -> bool:
@@ -89,7 +89,7 @@ class Steps:
         which waits until the buckets are replaced. Between two steps; also once the exchange is
         closed.
         """
-        return self._steps.pending
+        return self._engine.pending
 
     @property
     def residual_norms(self) -> list[tuple[int, float]]:
@@ -97,7 +97,7 @@ class Steps:
 
         They are noted after 64, 128, 256 and so on steps, if a bucket is sparse then.
         """
-        return self._engine.residual_norms
+        return self._open_engine.residual_norms
 
     def continue_after(self, steps: int, *, pending: bool = True) -> None:
         """Continues after `steps` steps, with replaced residuals, on all ranks alike.
@@ -106,7 +106,7 @@ class Steps:
             steps: Number of steps so far.
             pending: As `pending` was after those.
         """
-        self._engine.continue_after(steps, pending)
+        self._open_engine.continue_after(steps, pending)
         self.count = steps
 
     def begin(
@@ -246,10 +246,10 @@ class Steps:
 
     def samples(self) -> list[Sample]:
         """Returns the samples of the committed step; none unless the rules measure it."""
-        return [Sample(*one) for one in self._engine.samples()]
+        return [Sample(*one) for one in self._open_engine.samples()]
 
     def abandon(self) -> None:
         """Gives up the step of an exchange that has ended; its memory is then the caller's."""
         self._committed.clear()
         if not self._exchange.closed and not self._exchange.inherited:
-            self._engine.abandon()
+            self._open_engine.abandon()

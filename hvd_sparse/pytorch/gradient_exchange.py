@@ -199,20 +199,16 @@ class GradientExchange:
         if self.paused:
             return
         try:
-            self._take(slot)
+            guards.check_not_capturing(self._guard.device)
+            if self.phase is not Phase.GATHERING:
+                self._begin(slot)
+            self._guard.admit(slot)
+            slot.passes_left -= 1
+            if slot.passes_left == 0:
+                with torch.no_grad(), self.clock.arrival(slot.name):
+                    self.driven.arrived(slot)
         except BaseException as error:
             raise self.end(error)  # noqa: B904
-
-    def _take(self, slot: Slot) -> None:
-        self._guard.check_not_capturing()
-        if self.phase is not Phase.GATHERING:
-            self._begin(slot)
-        self._guard.admit(slot)
-        slot.passes_left -= 1
-        if slot.passes_left > 0:
-            return
-        with torch.no_grad(), self.clock.arrival(slot.name):
-            self.driven.arrived(slot)
 
     def _begin(self, slot: Slot) -> None:
         if self.phase is Phase.EXCHANGED:
@@ -254,7 +250,7 @@ class GradientExchange:
     def launch(self) -> None:
         """Hands over what is still missing in a step: its gradients are all there are."""
         self.core.check()
-        self._guard.check_not_capturing()
+        guards.check_not_capturing(self._guard.device)
         if self.phase is not Phase.GATHERING:  # not one gradient has arrived
             self._begin_step()
         if self.core.timeline is not None:

@@ -50,6 +50,9 @@ class Guard:
         known: Ids of the parameters that are exchanged.
         large: Names of those whose gradients can be sparse.
         settings: The user's settings.
+
+    Attributes:
+        device: The same.
     """
 
     def __init__(
@@ -95,10 +98,6 @@ class Guard:
         for slot in slots:
             if not slot.launched:
                 self._check(slot)
-
-    def check_not_capturing(self) -> None:
-        """Raises UnsupportedError during the capture of a CUDA graph."""
-        check_not_capturing(self.device)
 
     def release(self) -> None:
         """Prepares for the next step."""
