@@ -84,9 +84,8 @@ class LocalSteps(StepWay):
             self._note_common()
 
     def update(self) -> None:
-        """Does nothing, as `synchronize`, but leaves the momentum to the exchange."""
+        """Does nothing, as `synchronize`: differences of weights have the optimizer's momentum."""
         self.synchronize()
-        self.exchange.momentum.hide()
 
     def forget_gradients(self, reason: str) -> None:
         """Does nothing: gradients are this rank's own, and differences in flight are not theirs."""
