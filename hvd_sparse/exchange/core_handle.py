@@ -18,8 +18,8 @@ from hvd_sparse.errors import (
 )
 from hvd_sparse.ranks import lifecycle
 
-# How long the cause may take to become known after an operation of Horovod's has failed (longer
-# than the grace period of a rank that left), and the time between two looks.
+# Seconds in which the cause becomes known after an operation of Horovod's has failed (more than the
+# grace period of a rank that left), and seconds between two looks.
 _CAUSE_SECONDS, _LOOK_SECONDS = 3.0, 0.005
 
 
@@ -113,7 +113,7 @@ class CoreHandle:
         try:
             self._core.check_at_end()
         except HvdSparseError as error:
-            note_loss(error)  # which was raised in an op at most
+            note_loss(error)  # at most an op has raised it
         if self._engine is not None:
             self._engine.close()  # it uses the core's exchange
         self._core = None  # the core warns of a death that was reported to nobody
@@ -151,7 +151,7 @@ class CoreHandle:
 
 
 def _without_frames(error: HvdSparseError) -> HvdSparseError:
-    """Drops the traceback: its frames would keep the caller's alive, and these the error."""
+    """Drops the traceback: it would keep the caller's frames alive, and these the error."""
     return error.with_traceback(None)
 
 

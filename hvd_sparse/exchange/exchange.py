@@ -361,8 +361,8 @@ class Exchange(Pings):
         """Builds the driver of steps for an executor that hands over gradients in any order.
 
         Args:
-            op_sizes: Elements and units of selection of the gradients of each op. Those without
-                units always pass: they are not exchanged here, but sent dense.
+            op_sizes: Elements and units of selection of the gradients of each op. An op without
+                units is never exchanged here: it is sent dense.
             buckets: Buckets in the order in which they start, the same on all ranks: all of the
                 exchange's, with all of the ops.
             rules: Rules of every step: whether a step that is not finite is marked with NaN on

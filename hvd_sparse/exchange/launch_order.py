@@ -22,12 +22,12 @@ def urgent_first(
 ) -> list[int]:
     """Returns an order in which a bucket that is used early overtakes those that wait.
 
-    Whenever an exchange has ended, the next one is that of the bucket, of those that have arrived,
-    which is used first. An exchange that has begun is not interrupted.
+    Whenever an exchange has ended, the next bucket is the one that is used first, among those that
+    have arrived. An exchange that has begun is not interrupted.
 
     Args:
-        arrivals: When each bucket's last gradient comes.
-        seconds: How long its exchange takes.
+        arrivals: Time at which each bucket's last gradient arrives, in seconds.
+        seconds: Seconds of each bucket's exchange.
         uses: The buckets in the order in which the next forward pass uses them; the others are not
             used.
     """
@@ -89,7 +89,7 @@ class LaunchOrder:
         """Counts a step, after which a plan may be sent or adopted.
 
         Args:
-            came: When each op was handed over in this step, in seconds from the first one.
+            came: Time at which each op was handed over in this step, in seconds from the first one.
             uses: The buckets in the order in which the forward pass after this step waited for
                 them; empty if it did not.
             seconds: Seconds of each bucket's exchange, if it did.

@@ -118,7 +118,7 @@ class StepBuckets:
         """Replaces the buckets; between two steps, on all ranks alike.
 
         Args:
-            choices: As in the attribute. No op spans two of them.
+            choices: The new value of the attribute. No op spans two of them.
 
         Returns:
             The buckets for the core's step engine: those of `choices`, then one of `dense`.
@@ -146,7 +146,7 @@ class StepBuckets:
         """Counts a step; returns a new order of the buckets, if any. See LaunchOrder.
 
         Args:
-            came: When each op was handed over, in seconds from the first one.
+            came: Time at which each op was handed over, in seconds from the first one.
             used: Ops in the order in which the next forward pass waited for them, if it did.
             stats: Statistics of the buckets that are exchanged.
         """

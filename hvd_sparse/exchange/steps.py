@@ -69,7 +69,7 @@ class Steps:
 
     @property
     def came(self) -> list[float]:
-        """When each op of the last step was handed over, in seconds from the first."""
+        """Time at which each op of the last step was handed over, in seconds from the first."""
         return self._open_engine.came
 
     def replace(self, buckets: Sequence[_core.DrivenBucket]) -> None:
@@ -85,9 +85,9 @@ class Steps:
     def pending(self) -> bool:
         """True if the residuals of ops that are sent dense may be added to the next gradients.
 
-        The same on all ranks. Otherwise they hold what the gradients' number type has rounded away,
-        which waits until the buckets are replaced. Between two steps; also once the exchange is
-        closed.
+        All ranks have the same value. If it is false, these residuals hold rounding errors of the
+        gradients' number type, which wait until the buckets are replaced. Read it between two
+        steps, or once the exchange is closed.
         """
         return self._engine.pending
 
@@ -104,7 +104,7 @@ class Steps:
 
         Args:
             steps: Number of steps so far.
-            pending: As `pending` was after those.
+            pending: The value of `pending` after those steps.
         """
         self._open_engine.continue_after(steps, pending)
         self.count = steps
@@ -137,8 +137,8 @@ class Steps:
 
         Returns:
             True if dense sums must be checked for values that are not finite, on all ranks alike: a
-            sparse bucket, a residual or a velocity takes part in the step. Otherwise the step is
-            the host's own, and its ops need not be launched.
+            sparse bucket, a residual or a velocity takes part in the step. Otherwise the host sums
+            all gradients, and the ops need not be launched.
 
         Raises:
             ExchangeFailedError: The exchange has ended.
@@ -209,7 +209,7 @@ class Steps:
             refuse: A reason not to apply it, found by all ranks alike.
 
         Raises:
-            NonFiniteGradientError: As from `commit`, for this part alone.
+            NonFiniteGradientError: On every rank alike, as in `commit`, for this part alone.
             ExchangeFailedError: The exchange has ended; the residuals keep what was not applied.
         """
         if bucket is not None:

@@ -64,7 +64,7 @@ class Attachment:
 
     @property
     def exchange(self) -> GradientExchange | None:
-        """The exchange of the gradients; None as `way` is."""
+        """The exchange of the gradients; None if `way` is None."""
         return None if self.way is None else self.way.exchange
 
     def synchronize(self) -> None:
@@ -216,7 +216,7 @@ class Attachment:
             return
         if not self._paused:
             self.way.settle()
-        self.way.exchange.momentum.show()  # a step that failed has left it hidden
+        self.way.exchange.momentum.show()  # a failed step leaves it hidden
 
     def _save(self, _: Any, state_dict: dict[str, Any]) -> None:
         if self._paused:

@@ -78,7 +78,7 @@ class DenseReducer:
         if buffer is not None and _fill(buffer, slots):
             self._send(slots, buffer)
             return
-        slots.sort(key=lambda slot: slot.name)  # so that bits do not depend on who came first
+        slots.sort(key=lambda slot: slot.name)  # for the same bits in any order of arrival
         for dtype in dict.fromkeys(slot.result().dtype for slot in slots):
             alike = [slot for slot in slots if slot.result().dtype == dtype]
             self._send(alike, torch.cat([slot.result().view(-1) for slot in alike]))
@@ -88,7 +88,8 @@ class DenseReducer:
 
         Args:
             check_finite: True to check the sums for values that are not finite.
-            slots: Those to wait for, of a host that fuses; None: all, at the end of a step.
+            slots: The slots to wait for, if the host fuses; None: all of them, at the end of a
+                step.
 
         Returns:
             The reason why the step cannot be applied, the same on all ranks, or None.

@@ -1,4 +1,4 @@
-"""Hands gradients to the core as they become complete, and to the host what is sent dense."""
+"""Hands complete gradients to the core, or to the host those that are sent dense."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from hvd_sparse.stats.quality import Quality
 from hvd_sparse.stats.quality_meter import QualityMeter
 from hvd_sparse.stats.residual_growth import ResidualGrowth
 
-# In a sparse step, dense gradients travel together up to this size; DDP's first bucket has it, too.
+# In a sparse step, dense gradients travel together up to this size, as in DDP's first bucket.
 _DENSE_BYTES = 1 << 20
 
 
@@ -184,7 +184,7 @@ class DrivenSteps:
         layers = [Layer(name, numels[name]) for name in names]
         if names and layers != self._layers:
             steps, state = self._steps.count, self.state
-            self._buckets.adopt(())  # ends what is in flight for the old ones
+            self._buckets.adopt(())  # takes an order of the old ones that is in flight
             self._lay_out(layers)
             self.load(dict(state.residuals()), {}, dict(state.velocities()), step=steps)
         self._steps.replace(self._buckets.adopt(choices))
@@ -205,7 +205,7 @@ class DrivenSteps:
             sparsifier_states: States by unit of selection, float32, [4]; missing ones are zero.
             velocities: Velocities by parameter, float32, flat; missing ones are zero.
             step: Number of steps so far, the same on all ranks.
-            pending: As `pending` was after those.
+            pending: The value of `pending` after those steps.
         """
         self.state.load(residuals, sparsifier_states, velocities)
         self._steps.continue_after(step, pending=pending)
@@ -235,9 +235,9 @@ class DrivenSteps:
                 self._hand_over(op)
 
     def flush(self, buffer: torch.Tensor) -> None:
-        """Sends the dense ones of the gradients that have arrived, or lets them wait for more.
+        """Sends the dense gradients that have arrived, or lets them wait for more.
 
-        In a sparse step they are few, and travel together at its end.
+        A sparse step has few of them, which travel together at its end.
 
         Args:
             buffer: Memory that gradients share; see `DenseReducer.flush`.

@@ -1,11 +1,11 @@
 """Steps that do not wait: the next forward pass waits for each parameter before it uses it.
 
-step() hands over what is left and returns. What it would have applied arrives in parts, each a
-bucket or a gradient that the host sums, and is committed by itself. A group of parts, a bucket with
-the small gradients beside it, is applied when one of its parameters is used (see in_flight.py): the
-optimizer's own step is run for these parameters alone, with the gradients and the hyperparameters
-that it had when step() was called. Its numbers are those of one step for all, since it treats every
-parameter by itself.
+step() hands over the gradients that are left, and returns. The averages arrive in parts, each a
+bucket or a gradient that the host sums, and each part is committed by itself. A group of parts, a
+bucket with the small gradients beside it, is applied when one of its parameters is used (see
+in_flight.py): the optimizer's own step is run for these parameters alone, with the gradients and
+the hyperparameters that it had when step() was called. The numbers are those of one step for all
+parameters, since the optimizer treats each by itself.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _OPTIMIZERS = (
 )
 
 
-# The host's sums that are applied together, up to this size: each step of an optimizer has a cost.
+# The host's sums are applied together up to this size, since each step of an optimizer has a cost.
 _GROUP_BYTES = 1 << 20
 
 _Group = list[Part]
@@ -153,7 +153,7 @@ class ForwardSteps(PlainSteps):
         except HvdSparseError as error:
             if not quietly:
                 raise
-            if isinstance(error, NonFiniteGradientError):  # otherwise whoever uses it is told
+            if isinstance(error, NonFiniteGradientError):  # the next use raises any other
                 with suppress(Exception):  # from the program's own log handler
                     log.logger.warning("in the last step: %s", error)
 
@@ -174,7 +174,7 @@ class ForwardSteps(PlainSteps):
         self._drop()
 
     def _end(self, error: BaseException) -> BaseException:
-        """Likewise for an error; see `GradientExchange.end`."""
+        """Ends the exchange because of an error; returns the error to raise."""
         error = self.exchange.end(error)
         self._drop()
         return error
@@ -249,7 +249,7 @@ class ForwardSteps(PlainSteps):
 def _groups(parts: Iterable[Part], slots: Iterable[Slot]) -> dict[int, _Group]:
     """Returns the group of each parameter, by identity, in the order in which they are registered.
 
-    What the host sums is applied with what is registered before it.
+    A gradient that the host sums joins the group of the parameter that is registered before it.
     """
     part_of = {id(slot.param): part for part in parts for slot in part.slots}
     group_of_part: dict[int, _Group] = {}
@@ -311,9 +311,9 @@ class _Update:
 
 @contextmanager
 def _outside_of_forward() -> Iterator[None]:
-    """Runs what belongs to a step as outside of the forward pass that waits for it.
+    """Runs a part of a step as if outside of the forward pass that waits for it.
 
-    That may be an evaluation in inference mode, whose tensors no step could update.
+    The forward pass may be an evaluation in inference mode, whose tensors no step could update.
     """
     with (
         torch.inference_mode(False),
@@ -325,9 +325,9 @@ def _outside_of_forward() -> Iterator[None]:
 
 
 def _without(waited: float, reading: Reading | None) -> Reading | None:
-    """Returns the reading of a step whose forward pass waited for so many seconds.
+    """Returns the reading of a step without the seconds for which its forward pass waited.
 
-    These are the exchange's, and the planner asks for those of the model.
+    The exchange causes the wait, and the planner asks for the times of the model.
     """
     if reading is None:
         return None
@@ -350,7 +350,7 @@ def _step_of(optimizer: torch.optim.Optimizer) -> Any:
 
 
 def _others_look_at_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    """Returns true if hooks of others run before the step, which expect averages."""
+    """Returns true if others' hooks run before the step: they expect averages."""
     ours = 1  # see step_hooks.run_first
     everyone = torch_optimizer._global_optimizer_pre_hooks
     return len(everyone) > ours or bool(optimizer._optimizer_step_pre_hooks)

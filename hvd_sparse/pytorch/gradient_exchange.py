@@ -177,12 +177,13 @@ class GradientExchange:
         """Reports each gradient that backward has added to at its parameter.
 
         Args:
-            receiver: Whom to report to: this exchange, or whoever calls `arrived` on it.
+            receiver: The receiver of the reports: this exchange, or an object that passes them on
+                to it.
         """
         self._hooks += [
             slot.param.register_post_accumulate_grad_hook(guards.hook(weakref.ref(receiver), slot))  # type: ignore[no-untyped-call]
             for slot in self.slots
-            if slot.at_parameter and slot.param.requires_grad  # one frozen later is launched last
+            if slot.at_parameter and slot.param.requires_grad  # launch() hands over the others
         ]
 
     def set_passes(self, passes: int) -> None:
@@ -248,7 +249,7 @@ class GradientExchange:
             raise self.end(error)  # noqa: B904  # mostly the same error
 
     def launch(self) -> None:
-        """Hands over what is still missing in a step: its gradients are all there are."""
+        """Hands over the gradients that have not arrived; no others will arrive in this step."""
         self.core.check()
         guards.check_not_capturing(self._guard.device)
         if self.phase is not Phase.GATHERING:  # not one gradient has arrived
@@ -262,7 +263,7 @@ class GradientExchange:
         """Waits for all that is in flight, and notes its cost; see `DrivenSteps.wait`.
 
         Args:
-            since: When the wait began, by `time.perf_counter`.
+            since: The beginning of the wait, by `time.perf_counter`.
 
         Returns:
             The reason to refuse the step, if there is one, the same on all ranks.
@@ -297,9 +298,10 @@ class GradientExchange:
         self.end_step(reading, measures=applied)
 
     def end_step(self, reading: Reading | None, *, measures: bool) -> None:
-        """Ends a step that all ranks have committed, so it counts here, too: the next one raises.
+        """Ends a step that all ranks have committed.
 
-        An error ends the exchange, and is logged, since nobody catches it.
+        The step counts, so an error is not raised here: it ends the exchange and is logged, and the
+        next step raises it.
 
         Args:
             reading: The times of the step, if they are known.

@@ -1,4 +1,4 @@
-"""Checks while gradients are exchanged: error feedback would keep any damage for ever."""
+"""Checks gradients while they are exchanged: error feedback would keep any damage for ever."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class Guard:
     """The checks of one exchange, in their order.
 
     Args:
-        device: The device where the memory of all buckets is.
+        device: The device of all parameters.
         groups: The parameter groups of the optimizer.
         known: Ids of the parameters that are exchanged.
         large: Names of those whose gradients can be sparse.
         settings: The user's settings.
 
     Attributes:
-        device: The same.
+        device: The device of all parameters.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
-"""Parameters whose update is on its way: whoever uses one waits for it.
+"""Parameters whose update is on its way: each use of one waits for its update.
 
 A parameter in flight is of a class of its own. Functions of torch that are given one call
 `__torch_function__` first, wherever they are called: in the module that owns the parameter, in
-another one that uses its weight, in an evaluation, in state_dict(). Only what reads memory without
-a function of torch would see the former value: TorchScript and extensions in C++. For their modules
-there is a hook before forward.
+another one that uses its weight, in an evaluation, in state_dict(). Only code that reads memory
+without a function of torch would see the former value: TorchScript and extensions in C++. For their
+modules there is a hook before forward.
 """
 
 from __future__ import annotations
@@ -139,14 +139,14 @@ def _await(found: Any) -> bool:
     land = _land_of.get(id(found))
     if land is not None:
         land(found)
-    _become_ordinary(found)  # also one that was made of another's class
+    _become_ordinary(found)  # copies of a parameter in flight have its class
     return True
 
 
 @functools.cache
 def _before_forward() -> Callable[..., None]:
     """Returns the hook that waits for the parameters of a module, before its forward."""
-    # It is there while parameters are in flight, and calls torch.compile's results once more.
+    # PyTorch warns that global hooks fire once more for a compiled module, which does no harm here.
     warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hoo")
     return opaque(_wait_for_module)
 

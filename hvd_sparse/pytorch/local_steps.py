@@ -106,7 +106,7 @@ class LocalSteps(StepWay):
             common = self._common.get(slot.name)
             if common is not None and torch.equal(common.to(param.dtype), param):
                 continue
-            wide = torch.promote_types(param.dtype, torch.float32)  # the user has loaded them
+            wide = torch.promote_types(param.dtype, torch.float32)  # the user has loaded weights
             common = self._common[slot.name] = param.to(wide, copy=True)
             self._checksum = zlib.crc32(common.cpu().numpy().data, self._checksum)
 
@@ -186,7 +186,7 @@ class LocalSteps(StepWay):
 
     @torch.no_grad()
     def _finish(self) -> NonFiniteGradientError | None:
-        """Waits likewise, and moves the common weights."""
+        """Waits for differences in flight, and moves the common weights."""
         refused = self._wait()
         for name, average in self._averages.items():
             self._outer.step(name, self._common[name], average)

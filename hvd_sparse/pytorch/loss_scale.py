@@ -9,7 +9,8 @@ class LossScale:
     """The loss scale of a step's gradients.
 
     Args:
-        scaler: The user's torch.amp.GradScaler, or an object with its get_scale(); None for none.
+        scaler: The user's torch.amp.GradScaler, or an object with its get_scale(); None if there is
+            none.
     """
 
     def __init__(self, scaler: Any) -> None:

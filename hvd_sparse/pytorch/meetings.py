@@ -15,8 +15,8 @@ from hvd_sparse.pytorch.local_steps import LocalSteps
 def meet(optimizer: torch.optim.Optimizer) -> None:
     """Averages the ranks' weights now, amid an interval of local steps. Collective.
 
-    For the end of training, and before checkpoints that another number of ranks may load. After a
-    meeting it does nothing, but for one that overlaps local steps, which it ends.
+    Call it at the end of training, and before checkpoints that another number of ranks may load.
+    Right after a meeting it does nothing, except that it ends one that overlaps local steps.
 
     Args:
         optimizer: An optimizer with a compression that has local_steps.

@@ -19,7 +19,7 @@ def moments_of(
     """Returns an optimizer's tensors of floating-point numbers that are shaped as their parameters.
 
     They come in the order of `params`, and then of the names in the optimizer's state: exp_avg,
-    exp_avg_sq, momentum_buffer and their kind. Counters of steps are none.
+    exp_avg_sq, momentum_buffer and their kind. Counters of steps are not among them.
     """
     return [
         value

@@ -6,7 +6,7 @@ parameter,
 
     velocity = beta1 * velocity + (1 - beta1) * gradient        residual += velocity
 
-and while the optimizer takes its step, its own beta1 is 0. What it finds in `grad` is then the
+and while the optimizer takes its step, its own beta1 is 0. The optimizer then finds in `grad` the
 average of smoothed gradients, which have a gradient's magnitude: clipping, and weight decay that is
 added to them, act as before. Its second moment is that of these averages.
 
@@ -102,7 +102,8 @@ class Momentum:
     ) -> None:
         """Makes a state dict hold this rank's velocities where the optimizer has its own momentum.
 
-        So it goes on with its momentum wherever it is loaded, with or without a compression.
+        The optimizer then keeps its momentum wherever the state is loaded, with or without a
+        compression.
 
         Args:
             state_dict: A state dict of the optimizer, whose states are replaced and not changed.
@@ -121,7 +122,7 @@ class Momentum:
         state_dict["state"] = states
 
     def velocity_of(self, param: torch.Tensor) -> torch.Tensor | None:
-        """Returns the velocity that goes on where the optimizer's own momentum is; None if nowhere.
+        """Returns the velocity that continues the optimizer's own momentum; None if it has none.
 
         An optimizer's own momentum is the average of the ranks' velocities, and the same on all
         ranks: so it can be every rank's.

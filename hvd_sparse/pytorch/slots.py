@@ -167,11 +167,11 @@ class DeliveredSlot(Slot):
         return self.delivered
 
     def change(self) -> str | None:
-        """Returns None: only who delivers knows the memory."""
+        """Returns None: only the code that delivers a gradient knows its memory."""
         return None
 
     def holds_result(self) -> bool:
-        """Returns false: only who delivers knows whether backward has added to it."""
+        """Returns false: the code that delivers gradients checks this itself."""
         return False
 
 

@@ -112,7 +112,7 @@ def check_place(saved: dict[str, Any] | None, *, rank: int, size: int) -> None:
 def load(way: StepWay, saved: dict[str, Any] | None) -> None:
     """Restores a state that has passed `check`; None empties the residuals.
 
-    Without saved velocities, these go on where the optimizer's own momentum is.
+    Without saved velocities, the velocities continue the optimizer's own momentum.
 
     If compression, device or ranks per node differ, plan and thresholds are not restored.
     """

@@ -1,4 +1,4 @@
-"""How an optimizer takes its steps with an exchange of gradients: the interface, and the plain way.
+"""The interface of the ways in which an optimizer takes its steps, and the plain way.
 
 The other ways are local steps (local_steps.py), steps that do not wait (forward.py), and those of a
 DistributedDataParallel (hvd_sparse/ddp/bucket_steps.py).
@@ -25,7 +25,7 @@ class StepWay(ABC):
         exchange: The exchange, which has taken no step yet.
 
     Attributes:
-        exchange: The same.
+        exchange: The exchange of gradients.
         interval: Counts local steps; None if every step is exchanged.
     """
 
@@ -102,7 +102,7 @@ class PlainSteps(StepWay):
 
     Args:
         exchange: The exchange.
-        receiver: Whom gradients at parameters are reported to; None: the exchange itself.
+        receiver: The receiver of gradients that arrive at parameters; None: the exchange.
 
     Attributes:
         slot_type: Class of the exchange's slots: where its gradients lie.

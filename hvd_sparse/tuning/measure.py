@@ -33,7 +33,8 @@ _ALLREDUCES = {
     "float16": {4 << 10: 3, 1 << 20: 3},
 }
 
-# Entries of the test buckets: not much beyond the caches, where a machine is slower, nor within.
+# Entries of the test buckets. Their memory is a little larger than a machine's caches: beyond these
+# a machine is slower.
 _NUMEL = 1 << 21
 _SMALL_NUMEL = 1 << 10
 _K = 1 << 14
@@ -58,8 +59,8 @@ def fit_link(seconds: Mapping[int, float]) -> Link:
     beta = max(0.0, float(covariance / spread))
     alpha = float(mean_time) - beta * float(mean_size)
     if alpha <= 0:
-        # Rate limiters that allow bursts pass short messages at once. Those tell nothing about the
-        # rate, so the line goes through zero and the longest message.
+        # Rate limiters that allow bursts pass short messages at once. Their times say nothing about
+        # the rate, so the line goes through zero and the longest message.
         longest = int(sizes.argmax())
         alpha, beta = 0.0, float(times[longest] / sizes[longest])
     return Link(alpha=alpha, beta=beta)

@@ -1,4 +1,4 @@
-"""Says in words what a comparison of sparse steps with dense ones has come to, for the log."""
+"""Words the result of a comparison of sparse steps with dense ones, for the log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def verdict(tuning: Tuning, *, margin: float) -> tuple[int, str]:
-    """Returns log level and text: how gradients are exchanged from now on, and the numbers why.
+    """Returns log level and text: how gradients are exchanged from now on, and why, in numbers.
 
     Args:
         tuning: The tuning, whose comparison has ended.
