@@ -267,6 +267,7 @@ class StepRules:  # of a StepEngine
         *,
         marks_non_finite: bool = False,
         has_velocity: bool = False,
+        masks_velocity: bool = True,
         measure_every: int = 0,
         others: bool = False,
         device: str = "cpu",

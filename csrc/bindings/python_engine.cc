@@ -105,13 +105,15 @@ void BindEngine(py::module_& m) {
       .def_readonly("ops", &DrivenBucket::ops)
       .def_readonly_static("DENSE", &DrivenBucket::kDense);
   py::class_<StepRules>(m, "StepRules")
-      .def(py::init([](bool marks_non_finite, bool has_velocity, std::int64_t measure_every,
-                       bool others, const std::string& device) {
+      .def(py::init([](bool marks_non_finite, bool has_velocity, bool masks_velocity,
+                       std::int64_t measure_every, bool others, const std::string& device) {
              const NonFinite non_finite = marks_non_finite ? NonFinite::kMark : NonFinite::kRefuse;
-             return StepRules{non_finite, has_velocity, measure_every, others, DeviceFrom(device)};
+             return StepRules{non_finite,    has_velocity, masks_velocity,
+                              measure_every, others,       DeviceFrom(device)};
            }),
            py::kw_only(), py::arg("marks_non_finite") = false, py::arg("has_velocity") = false,
-           py::arg("measure_every") = 0, py::arg("others") = false, py::arg("device") = "cpu");
+           py::arg("masks_velocity") = true, py::arg("measure_every") = 0,
+           py::arg("others") = false, py::arg("device") = "cpu");
   using py::gil_scoped_release;
   py::class_<BoundEngine>(m, "StepEngine")
       .def(py::init<Exchange&, const BoundEngine::Ops&, std::vector<DrivenBucket>, StepRules>(),

@@ -46,6 +46,10 @@ struct Launch {
   float momentum = 0;               ///< of the velocity, in [0, 1)
   StreamHandle stream = 0;          ///< of a device: the work that writes the gradients is on it
   double ready = 0;                 ///< when the last gradient came, SteadySeconds; 0: now
+  bool masks_velocity = true;       ///< the velocity of delivered entries becomes 0
+
+  /// Returns the velocity of which delivered entries become 0; an empty one if none does.
+  Span<float> MaskedVelocity() const { return masks_velocity ? velocity : Span<float>(); }
 };
 
 /// Throws InvalidArgument if the numbers do not fit together.

@@ -55,20 +55,21 @@ void BlockExchange::Scatter(Range range, Span<float> residual, int owners, const
 
 void BlockExchange::MaskSelected(const Kernels& kernels) {
   Mask(selected_, kernels);
-  if (is_masked_ && settled_) kernels.Settle(masked_, reduced_, record_.launch.velocity);
+  if (is_masked_ && settled_) kernels.Settle(masked_, reduced_, record_.launch.MaskedVelocity());
 }
 
 /// Moves velocities to a block like selected values.
 void BlockExchange::Mask(const SparseBlock& leaving, const Kernels& kernels) {
-  if (record_.launch.velocity.data == nullptr) return;
+  const Span<float> velocity = record_.launch.MaskedVelocity();
+  if (velocity.data == nullptr) return;
   masked_.Reset(leaving.count());
-  kernels.TakeAt(record_.launch.velocity, {leaving.indices(), leaving.count()}, 0, 0, &masked_);
+  kernels.TakeAt(velocity, {leaving.indices(), leaving.count()}, 0, 0, &masked_);
   masked_.Finish(leaving.count());
   is_masked_ = true;
 }
 
 void BlockExchange::PutBackVelocity(const Kernels& kernels) {
-  if (is_masked_) kernels.PutBack(masked_, 0, masked_.count(), record_.launch.velocity);
+  if (is_masked_) kernels.PutBack(masked_, 0, masked_.count(), record_.launch.MaskedVelocity());
 }
 
 void BlockExchange::PutBackSelected(const Kernels& kernels) {

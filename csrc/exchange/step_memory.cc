@@ -61,6 +61,7 @@ Launch LaunchOf(std::size_t bucket, std::vector<GradView> gradients, std::vector
   launch.scale = driven.scale / memory.loss_scale;
   if (rules.has_velocity) {
     launch.velocity = memory.velocity.Sub(begin.velocity, end.velocity - begin.velocity);
+    launch.masks_velocity = rules.masks_velocity;
     launch.momentum = memory.momentum;
     launch.scale *= 1 - memory.dampening;
   }

@@ -18,6 +18,7 @@ enum class NonFinite {
 struct StepRules {
   NonFinite non_finite = NonFinite::kRefuse;
   bool has_velocity = false;       ///< true if each op has a velocity: momentum is corrected
+  bool masks_velocity = true;      ///< true if the velocity of delivered entries becomes 0
   std::int64_t measure_every = 0;  ///< steps from one measured step to the next; 0: none is
 
   /// True if Summed is called once a step for all gradients that are always summed dense.

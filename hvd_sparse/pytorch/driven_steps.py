@@ -154,6 +154,7 @@ class DrivenSteps:
             self._buckets.adopt(()),
             _core.StepRules(
                 has_velocity=self._momentum.exists,
+                masks_velocity=self._momentum.masks,
                 measure_every=self._settings.compression.quality_every or 0,
                 device=str(self._device),
             ),

@@ -1,22 +1,25 @@
 """Momentum that each rank applies to its own gradients, before error feedback.
 
-An Adam that applies its momentum to what a sparse exchange delivers learns less per step than with
-dense gradients (docs/learning.md). So its momentum is moved: the core keeps a velocity for each
-parameter,
+An optimizer that applies its momentum to what a sparse exchange delivers learns less per step than
+with dense gradients (docs/learning.md). So its momentum is moved: the core keeps a velocity for
+each parameter,
 
-    velocity = beta1 * velocity + (1 - beta1) * gradient        residual += velocity
+    velocity = momentum * velocity + (1 - momentum) * gradient        residual += velocity
 
-and while the optimizer takes its step, its own beta1 is 0. The optimizer then finds in `grad` the
-average of smoothed gradients, which have a gradient's magnitude: clipping, and weight decay that is
-added to them, act as before. Its second moment is that of these averages.
+and while the optimizer takes its step, its own momentum is 0. The optimizer then finds in `grad`
+the average of smoothed gradients, which have a gradient's magnitude: clipping, and weight decay
+that is added to them, act as before.
 
-SGD keeps its momentum: masked velocities make its steps shorter, and it learns less with them.
+Adam's second moment is that of these averages, and velocities of delivered entries become 0. SGD's
+stay, since masked ones learn less; its momentum adds gradients up, so its learning rate is 1 / (1 -
+momentum) times as large for the step, for gradient and weight decay alike.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -27,15 +30,72 @@ from hvd_sparse.pytorch.owner import weakly
 
 _Group = dict[str, Any]
 
-# Optimizers whose momentum is moved. Others keep theirs, even if a setting is called `betas`.
-_MOVED = (
-    torch.optim.Adam,  # AdamW is one
-    torch.optim.AdamW,  # in older versions it is not
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-    torch.optim.Adamax,
-)
-_OWN_VELOCITY = "exp_avg"  # in the optimizer's state of a parameter
+
+class _Form(ABC):
+    """The form in which optimizers have a momentum.
+
+    Attributes:
+        optimizers: The classes. Others keep their momentum, even if a setting is called `betas`.
+        setting: Name of the momentum for messages.
+        own: Name of the velocity in the optimizer's state of a parameter.
+        is_whole_state: True if that state holds nothing else.
+        masks: True if the velocity of a delivered entry becomes 0.
+    """
+
+    optimizers: ClassVar[tuple[type[torch.optim.Optimizer], ...]]
+    setting: ClassVar[str]
+    own: ClassVar[str]
+    is_whole_state: ClassVar[bool]
+    masks: ClassVar[bool]
+
+    @abstractmethod
+    def momentum_of(self, group: _Group) -> float:
+        """Returns the momentum of a parameter group."""
+
+    @abstractmethod
+    def growth(self, group: _Group) -> float:
+        """Returns how many times as large as the exchange's velocity the optimizer's own is."""
+
+    @abstractmethod
+    def hidden(self, group: _Group) -> _Group:
+        """Returns the settings with which a group takes steps whose momentum is the exchange's."""
+
+
+class _OfAdam(_Form):
+    optimizers = (
+        torch.optim.Adam,  # AdamW is one
+        torch.optim.AdamW,  # in older versions it is not
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        torch.optim.Adamax,
+    )
+    setting, own, is_whole_state, masks = "beta1", "exp_avg", False, True
+
+    def momentum_of(self, group: _Group) -> float:
+        return float(group["betas"][0])
+
+    def growth(self, group: _Group) -> float:
+        return 1.0
+
+    def hidden(self, group: _Group) -> _Group:
+        return {"betas": (0 * group["betas"][0], group["betas"][1])}
+
+
+class _OfSgd(_Form):
+    optimizers = (torch.optim.SGD,)
+    setting, own, is_whole_state, masks = "momentum", "momentum_buffer", True, False
+
+    def momentum_of(self, group: _Group) -> float:
+        return float(group["momentum"])
+
+    def growth(self, group: _Group) -> float:
+        return (1 - float(group["dampening"])) / (1 - float(group["momentum"]))
+
+    def hidden(self, group: _Group) -> _Group:
+        return {"momentum": 0.0, "lr": self.growth(group) * group["lr"]}
+
+
+_FORMS = (_OfAdam(), _OfSgd())
 
 
 class Momentum:
@@ -51,6 +111,7 @@ class Momentum:
     Attributes:
         exists: True if ranks have velocities.
         moved: True if the momentum is the optimizer's.
+        masks: True if the velocity of a delivered entry becomes 0.
     """
 
     def __init__(
@@ -58,9 +119,11 @@ class Momentum:
     ) -> None:
         self._owner = weakly(optimizer)
         self._given = compression.own_momentum
-        self._hidden: list[tuple[_Group, Any]] = []
+        self._hidden: list[tuple[_Group, _Group]] = []
         wanted = compression.momentum_correction == AUTO and size > 1
-        self.moved = wanted and _can_move(optimizer)
+        self._form = _form_of(optimizer) if wanted else None
+        self.moved = self._form is not None
+        self.masks = self._form is None or self._form.masks
         self.exists = self.moved or self._given > 0
 
     def of_step(self) -> tuple[float, float]:
@@ -69,14 +132,14 @@ class Momentum:
         Raises:
             InvalidArgumentError: Parameter groups have come to differ in their momentum.
         """
-        if not self.moved:
+        if self._form is None:
             return self._given, 0.0
-        momenta = _momenta_of(self._owner())
+        momenta = _momenta_of(self._owner(), self._form)
         if len(momenta) > 1:
             raise InvalidArgumentError(
-                f"the parameter groups of {type(self._owner()).__name__} must have one beta1, "
-                f"which the exchange applies to all gradients, got {sorted(momenta)}: set "
-                "momentum_correction=0 to leave it to the optimizer"
+                f"the parameter groups of {type(self._owner()).__name__} must have one "
+                f"{self._form.setting}, which the exchange applies to all gradients, got "
+                f"{sorted(momenta)}: set momentum_correction=0 to leave it to the optimizer"
             )
         momentum = momenta.pop() if momenta else 0.0
         return momentum, momentum
@@ -84,17 +147,17 @@ class Momentum:
     def hide(self) -> None:
         """Sets the optimizer's own momentum to 0 for a step, if it was moved."""
         self.show()
-        if not self.moved:
+        if self._form is None:
             return
         for group in self._owner().param_groups:
-            betas = group["betas"]
-            self._hidden.append((group, betas))
-            group["betas"] = (0 * betas[0], betas[1])
+            settings = self._form.hidden(group)
+            self._hidden.append((group, {name: group[name] for name in settings}))
+            group.update(settings)
 
     def show(self) -> None:
         """Restores what `hide` has changed."""
-        for group, betas in self._hidden:
-            group["betas"] = betas
+        for group, settings in self._hidden:
+            group.update(settings)
         self._hidden.clear()
 
     def put_into(
@@ -109,34 +172,44 @@ class Momentum:
             state_dict: A state dict of the optimizer, whose states are replaced and not changed.
             velocities: Each parameter with its velocity, float32, flat.
         """
-        if not self.moved:
+        if self._form is None:
             return
-        params = [param for group in self._owner().param_groups for param in group["params"]]
-        numbers = {id(param): number for number, param in enumerate(params)}
+        form, groups = self._form, self._owner().param_groups
+        params = [(param, group) for group in groups for param in group["params"]]
+        places = {id(param): (number, group) for number, (param, group) in enumerate(params)}
         states = dict(state_dict["state"])
         for param, velocity in velocities:
-            number = numbers.get(id(param))
-            if number in states:  # there is none before the first step
-                own = velocity.to(param.dtype, copy=True).view(param.shape)
-                states[number] = {**states[number], _OWN_VELOCITY: own}
+            number, group = places.get(id(param), (None, {}))
+            # Other state begins with the optimizer's first step.
+            if number in states or (number is not None and form.is_whole_state):
+                own = (velocity * form.growth(group)).to(param.dtype).view(param.shape)
+                states[number] = {**states.get(number, {}), form.own: own}
         state_dict["state"] = states
 
     def velocity_of(self, param: torch.Tensor) -> torch.Tensor | None:
-        """Returns the velocity that continues the optimizer's own momentum; None if it has none.
+        """Returns the velocity that goes on where the optimizer's own momentum is; None if nowhere.
 
         An optimizer's own momentum is the average of the ranks' velocities, and the same on all
         ranks: so it can be every rank's.
         """
-        own = self._owner().state.get(param, {}).get(_OWN_VELOCITY) if self.moved else None
-        return None if own is None else own.detach().to(torch.float32).flatten()
+        form = self._form
+        own = None if form is None else self._owner().state.get(param, {}).get(form.own)
+        if form is None or own is None:
+            return None
+        groups = self._owner().param_groups
+        (group,) = (one for one in groups if any(param is each for each in one["params"]))
+        velocity: torch.Tensor = own.detach().to(torch.float32).flatten()
+        return velocity / form.growth(group)
 
 
-def _can_move(optimizer: torch.optim.Optimizer) -> bool:
-    if not isinstance(optimizer, _MOVED):
-        return False
-    momenta = _momenta_of(optimizer)
-    return len(momenta) == 1 and 0 < min(momenta) < 1
+def _form_of(optimizer: torch.optim.Optimizer) -> _Form | None:
+    """Returns the form of an optimizer's momentum if it can be moved."""
+    for form in _FORMS:
+        if isinstance(optimizer, form.optimizers):
+            momenta = _momenta_of(optimizer, form)
+            return form if len(momenta) == 1 and 0 < min(momenta) < 1 else None
+    return None
 
 
-def _momenta_of(optimizer: torch.optim.Optimizer) -> set[float]:
-    return {float(group["betas"][0]) for group in optimizer.param_groups if group["params"]}
+def _momenta_of(optimizer: torch.optim.Optimizer, form: _Form) -> set[float]:
+    return {form.momentum_of(group) for group in optimizer.param_groups if group["params"]}

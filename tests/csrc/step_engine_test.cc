@@ -305,13 +305,18 @@ struct Entry {
   }
 };
 
-TEST(StepEngine, VelocitiesFollowTheMomentumAndTheDampeningOfEachStep) {
+class StepEngineVelocity : public testing::TestWithParam<bool> {};
+
+INSTANTIATE_TEST_SUITE_P(Masks, StepEngineVelocity, testing::Bool());
+
+TEST_P(StepEngineVelocity, FollowsTheMomentumAndTheDampeningOfEachStep) {
   constexpr float kLossScale = 4, kDampening = 0.5f;
   StepRules rules;
   rules.has_velocity = true;
+  rules.masks_velocity = GetParam();
   OnRanks(
       2, {1, -2},
-      [](EngineRank& rank) {
+      [&rules](EngineRank& rank) {
         std::vector<Entry> entries(kNumel);  // of op 0; those of ops 1 and 2 are never masked
         std::vector<float> dense(kNumel);    // their velocity
         for (std::size_t step = 0; step < 6; ++step) {
@@ -328,7 +333,7 @@ TEST(StepEngine, VelocitiesFollowTheMomentumAndTheDampeningOfEachStep) {
             one.Add(gradient(i), momentum, kDampening);
             const bool arrives = step == 0 || i == step;
             ASSERT_EQ(rank.gradients[i], arrives ? kLossScale * 2 * one.unsent : 0);
-            if (arrives) one = {};
+            if (arrives) one = {rules.masks_velocity ? 0.0f : one.velocity, 0.0f};
             ASSERT_EQ(rank.velocity[i], one.velocity);
             ASSERT_EQ(rank.residual[i], one.unsent);
             dense[i] = momentum * dense[i] + (1 - kDampening) * gradient(i);

@@ -29,6 +29,9 @@ FAMILY = [
     (torch.optim.NAdam, {"betas": (0.5, 0.999)}),
     (torch.optim.RAdam, {"betas": (0.5, 0.999)}),
     (torch.optim.Adamax, {"betas": (0.5, 0.999)}),
+    (torch.optim.SGD, {"momentum": 0.5}),
+    (torch.optim.SGD, {"momentum": 0.5, "dampening": 0.5, "weight_decay": 0.25}),
+    (torch.optim.SGD, {"momentum": 0.5, "nesterov": True}),
 ]
 
 
@@ -98,6 +101,42 @@ def test_dense_steps_have_the_momentum_of_the_stock_optimizer():
 
 
 @several_ranks
+@pytest.mark.parametrize(
+    "compression", [TopK(**DENSE), TopK(density=1.0, min_numel=1), LAGS(**DENSE)], ids=repr
+)
+def test_where_all_is_delivered_a_step_is_that_of_the_stock_sgd(compression):
+    options = {"momentum": 0.75, "dampening": 0.5}
+    moved, optimizer = wrapped(torch.optim.SGD, options, compression, op=hvd.Average)
+    model = Toy()
+    stock = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.125, **options),
+        named_parameters=model.named_parameters(),
+        op=hvd.Average,
+    )
+    # Its first buffer is a gradient that is not dampened.
+    train(moved, optimizer, range(8), lambda model, step: integer_gradients(model, max(step, 1)))
+    for step in range(8):
+        gradients = integer_gradients(model, max(step, 1))
+        if step == 0:
+            gradients = {name: one * 0.5 for name, one in gradients.items()}
+        train(model, stock, [step], lambda _, __, gradients=gradients: gradients)
+    for one, other in zip(moved.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@several_ranks
+def test_velocities_of_sgd_keep_what_was_delivered():
+    model, optimizer = wrapped(torch.optim.SGD, {"momentum": 0.5}, TopK(**SPARSE))
+    expected = dict.fromkeys(dict(model.named_parameters()), torch.zeros(1, dtype=torch.float64))
+    for step in range(4):
+        for name, gradient in even_gradients(model, step).items():
+            expected[name] = 0.5 * expected[name] + 0.5 * gradient.double().flatten()
+        train(model, optimizer, [step], even_gradients)
+        for name, velocity in velocities(optimizer).items():
+            assert torch.equal(velocity, expected[name]), name
+
+
+@several_ranks
 def test_the_momentum_of_a_schedule_is_that_of_each_step():
     model, optimizer = wrapped(torch.optim.Adam, {"betas": (0.5, 0.9)}, TopK(**DENSE))
     expected = torch.zeros(7, dtype=torch.float64)
@@ -116,7 +155,8 @@ def test_the_momentum_of_a_schedule_is_that_of_each_step():
 @pytest.mark.parametrize(
     ("kind", "options", "compression"),
     [
-        (torch.optim.SGD, {"momentum": 0.5}, {}),
+        (torch.optim.SGD, {}, {}),
+        (torch.optim.SGD, {"momentum": 0.5}, {"momentum_correction": 0}),
         (torch.optim.RMSprop, {"momentum": 0.5}, {}),
         (torch.optim.Adagrad, {}, {}),
         (torch.optim.Adam, {"betas": (0.0, 0.9)}, {}),
@@ -176,6 +216,21 @@ def test_groups_of_several_momenta_keep_them_and_may_not_begin_to_differ():
 
 
 @several_ranks
+def test_a_step_of_sgd_that_fails_or_has_a_closure_leaves_its_settings():
+    model, optimizer = wrapped(torch.optim.SGD, {"momentum": 0.5}, TopK(**SPARSE))
+    before = [{**group, "params": 0} for group in optimizer.param_groups]
+
+    def closure():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(closure)
+    optimizer.step(lambda: model.backward(integer_gradients(model, 0)))
+    assert [{**group, "params": 0} for group in optimizer.param_groups] == before
+    assert velocities(optimizer)["bias"].any()
+
+
+@several_ranks
 def test_a_closure_that_fails_leaves_the_settings():
     model, optimizer = wrapped(torch.optim.Adam, {}, TopK(**SPARSE))
 
@@ -191,29 +246,39 @@ def test_a_closure_that_fails_leaves_the_settings():
 
 
 @several_ranks
-def test_a_checkpoint_goes_on_with_its_momentum_with_or_without_a_compression():
-    options = {"betas": (0.5, 0.9)}
-    model, optimizer = wrapped(torch.optim.Adam, options, TopK(**SPARSE))
+@pytest.mark.parametrize(
+    ("kind", "options", "key", "factor"),
+    [
+        (torch.optim.Adam, {"betas": (0.5, 0.9)}, "exp_avg", 1),
+        (torch.optim.SGD, {"momentum": 0.5}, "momentum_buffer", 2),
+    ],
+)
+def test_a_checkpoint_goes_on_with_its_momentum_with_or_without_a_compression(
+    kind, options, key, factor
+):
+    model, optimizer = wrapped(kind, options, TopK(**SPARSE))
     train(model, optimizer, range(3))
     moved, saved = velocities(optimizer), optimizer.state_dict()
     names = [name for name, _ in model.named_parameters()]
     for number, name in enumerate(names):  # as the stock optimizer reads it
-        own = saved["state"][number]["exp_avg"]
+        own = saved["state"][number][key]
         assert own.shape == getattr(model, name).shape
-        assert torch.equal(own.double().flatten(), moved[name])
+        assert torch.equal(own.double().flatten(), factor * moved[name])
     del saved["hvd_sparse"]  # as the stock optimizer saves it
-    _, other = wrapped(torch.optim.Adam, options, TopK(**SPARSE))
+    _, other = wrapped(kind, options, TopK(**SPARSE))
     other.load_state_dict(saved)
     assert all(torch.equal(part, moved[name]) for name, part in velocities(other).items())
     assert not any(part.any() for part in residuals(other).values())
 
 
 @several_ranks
-def test_a_run_goes_on_bit_for_bit():
-    options = {"betas": (0.9, 0.999)}
-    model, optimizer = wrapped(torch.optim.AdamW, options, TopK(**SPARSE), op=hvd.Average)
+@pytest.mark.parametrize(
+    ("kind", "options"), [(torch.optim.AdamW, {}), (torch.optim.SGD, {"momentum": 0.9})]
+)
+def test_a_run_goes_on_bit_for_bit(kind, options):
+    model, optimizer = wrapped(kind, options, TopK(**SPARSE), op=hvd.Average)
     train(model, optimizer, range(3))
-    twin, resumed = wrapped(torch.optim.AdamW, options, TopK(**SPARSE), op=hvd.Average)
+    twin, resumed = wrapped(kind, options, TopK(**SPARSE), op=hvd.Average)
     twin.load_state_dict(model.state_dict())
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for one, steps in ((model, optimizer), (twin, resumed)):

@@ -37,7 +37,8 @@ void DeviceExchange::Exchange(const DeviceLaunch& launch, cudaStream_t stream) {
   const float loss_scale = 1.0f / (launch.output_scale * static_cast<float>(size_));
   ApplyArgs args{tables_.view(), reduced(), launch.output_scale, launch.residual, loss_scale};
   LaunchCheckFits(args, stream);
-  LaunchSettle({selected(), reduced(), launch.residual, launch.velocity, launch.masked}, stream);
+  LaunchSettle({selected(), reduced(), launch.residual, launch.MaskedVelocity(), launch.masked},
+               stream);
   if (launch.former != nullptr) {
     const DeviceBlock former = DeviceBlock::In(launch.former, reduced().capacity);
     LaunchNoteFormer(reduced(), launch.residual, former, stream);

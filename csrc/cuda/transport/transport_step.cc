@@ -150,10 +150,10 @@ void TransportStep::PutBack() {
                   stream_);
   }
   if (is_selected_) LaunchPutBack(exchange_.selected(), launch_.residual, stream_);
-  if (is_written_ && launch_.velocity.data != nullptr) {
+  if (is_written_ && launch_.MaskedVelocity().data != nullptr) {
     DeviceBlock masked = exchange_.selected();
     masked.values = masked_;
-    LaunchPutBack(masked, launch_.velocity, stream_);
+    LaunchPutBack(masked, launch_.MaskedVelocity(), stream_);
   }
   Check(cudaStreamSynchronize(stream_), "finish its work");
 }

@@ -46,6 +46,9 @@ class DriverStepOnDevice : public CudaTest {
 TEST_F(DriverStepOnDevice, HasTheBitsOfTheCpu) {
   ExpectTheBitsOfTheCpu(Forgetful(0), {2, 3});
   ExpectTheBitsOfTheCpu(Forgetful(0.5f), {2, 3, 4});
+  DriverJob keeps = Forgetful(0.5f);
+  keeps.masks = false;
+  ExpectTheBitsOfTheCpu(keeps, {2, 3});
 }
 
 TEST_F(DriverStepOnDevice, WhatIsMeasuredHasTheBitsOfTheCpu) {
@@ -80,10 +83,16 @@ TEST_F(DriverStepOnDevice, FollowsThresholdsAsTheCpuDoes) {
 }
 
 /// Whole numbers, halved now and then: all sums are exact.
-TEST_F(DriverStepOnDevice, AllThatTheRanksAddedIsAppliedOrKept) {
+class AllOfDriverStepOnDevice : public DriverStepOnDevice,
+                                public testing::WithParamInterface<bool> {};
+
+INSTANTIATE_TEST_SUITE_P(Masks, AllOfDriverStepOnDevice, testing::Bool());
+
+TEST_P(AllOfDriverStepOnDevice, ThatTheRanksAddedIsAppliedOrKept) {
   constexpr int kSize = 4, kTimes = 6;
   DriverJob job = Forgetful(0.5f);
   job.whole = true;
+  job.masks = GetParam();
   std::vector<std::vector<Account>> accounts(kSize);
   const auto bad_in = [](int step) { return step == 3 ? Bad::kSum : Bad::kNothing; };
   OnMovingRanks(kSize, kGpu, job, [&](MovingRank& rank) {
@@ -113,7 +122,7 @@ TEST_F(DriverStepOnDevice, AllThatTheRanksAddedIsAppliedOrKept) {
     }
     EXPECT_EQ(lost, 0);
     EXPECT_EQ(differ, 0);
-    EXPECT_EQ(masked > 0, bad_in(step) == Bad::kNothing);
+    EXPECT_EQ(masked > 0, job.masks && bad_in(step) == Bad::kNothing);
   }
 }
 

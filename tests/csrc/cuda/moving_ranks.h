@@ -37,6 +37,7 @@ struct DriverJob {
   Route route = Route::kCalls;  // for several ranks on a GPU
   bool forgets = false;         // forget thresholds before each step
   bool whole = false;           // gradients are whole numbers
+  bool masks = true;            // the velocity of delivered entries becomes 0
   std::int64_t part = 50;       // one entry in `part` is selected
 };
 
@@ -62,6 +63,7 @@ class MovingRank {
     StepRules rules;
     rules.non_finite = NonFinite::kMark;
     rules.has_velocity = job.momentum > 0;
+    rules.masks_velocity = job.masks;
     rules.measure_every = job.measure_every;
     rules.others = true;
     rules.device = device;
