@@ -105,12 +105,12 @@ cpp_build = $(foreach source,$(or $(GTEST_SOURCE),$(error there are no sources o
 
 # $(call cpp_tests,FOLDER,OPTIONS,PROGRAMS): runs them, too. ThreadSanitizer needs memory laid out as
 # it expects, which setarch -R sees to where it is allowed. Some tests wait: so there is one more at a
-# time than there are cores.
+# time than there are cores. CTEST_OPTIONS chooses among them.
 UNRANDOMIZED = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 cpp_tests = $(call cpp_build,$(1),$(2),$(3)) && \
 	{ $(UNRANDOMIZED) ctest --test-dir build/$(1) --parallel $$(($(JOBS) + 1)) --output-on-failure --quiet \
 	    --no-tests=error --output-junit report.xml --output-log build/$(1)/ctest.log \
-	    $(if $(3),--label-regex '$(subst $() ,|,$(3))') \
+	    $(if $(3),--label-regex '$(subst $() ,|,$(3))') $(CTEST_OPTIONS) \
 	  && tail -n 4 build/$(1)/ctest.log || { cat build/$(1)/ctest.log; false; }; }
 
 EMULATED := -DHVD_SPARSE_EMULATE_CUDA=ON -DHVD_SPARSE_MODULE_BUILD=$(HVD_SPARSE_BUILD_DIR)

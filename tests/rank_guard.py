@@ -18,6 +18,7 @@ import pytest
 
 TIMEOUT_S = 60
 STDERR = pytest.StashKey()
+TWO_RANKS = "two ranks"  # of three or more
 
 
 class Library(Protocol):
@@ -83,6 +84,14 @@ def hooks(library: Library, *, timeout: float = TIMEOUT_S) -> dict[str, Any]:
 
     def pytest_collection_modifyitems(items):
         items.sort(key=lambda item: item.get_closest_marker("runs_first") is None)
+        for item in items:  # tests/shares.py deals with those that are skipped by a mark
+            callspec = getattr(item, "callspec", None)
+            of_two = callspec is not None and callspec.params.get("ranks") == TWO_RANKS
+            if of_two or {"sets", "first_and_last"} & set(item.fixturenames):
+                item.add_marker(pytest.mark.skipif(library.size() < 3, reason="needs three ranks"))
+            if "several_ranks" in item.fixturenames:
+                alone = library.size() == 1
+                item.add_marker(pytest.mark.skipif(alone, reason="a single rank exchanges nothing"))
 
     @pytest.fixture(autouse=True)
     def no_rank_hangs(pytestconfig):
@@ -112,7 +121,7 @@ def hooks(library: Library, *, timeout: float = TIMEOUT_S) -> dict[str, Any]:
         for process_set in made:
             library.remove_set(process_set)
 
-    @pytest.fixture(params=["all ranks", "two ranks"])
+    @pytest.fixture(params=["all ranks", TWO_RANKS])
     def ranks(request):
         """All ranks, and then a process set of two."""
         if request.param == "all ranks":

@@ -1,9 +1,10 @@
 """Runs every check and test, stage by stage, and adds up the reported results.
 
-Slow tests whose subject other tests cover in part are left out; --long runs only those. Stages that
-leave cores free run beside each other. A failing stage does not stop the others. Each stage writes
-a report to build/reports, from which the last line is counted; failures are repeated at the very
-end, which is the part that continuous integration shows.
+Slow tests whose subject other tests cover in part are left out, and so are most cases of tests with
+several parameters; --long runs all of those. Stages that leave cores free run beside each other. A
+failing stage does not stop the others. Each stage writes a report to build/reports, from which the
+last line is counted; failures are repeated at the very end, which is the part that continuous
+integration shows.
 """
 
 from __future__ import annotations
@@ -44,6 +45,22 @@ UNHURRIED = "HOROVOD_CYCLE_TIME=5"
 FAULTS = ("tests/jobs/test_faults.py", "tests/jobs/test_op_memory.py")
 # Jobs of torchrun; likewise.
 DDP_JOBS = tuple(f"tests/jobs/test_ddp{part}.py" for part in ("", "_adapters", "_hooks"))
+# Parts of the tests, as options of tests/shares.py. The frameworks share the cases of their laws;
+# what one rank can test as well as several is dealt out to both.
+PART, SMALL_PART = "--every=4", "--every=8"
+TORCH_PART, DDP_PART, TENSORFLOW_PART = (f"{PART} --laws={one}/3" for one in (1, 2, 3))
+ALONE, TOGETHER = " --share=1/2", " --share=2/2"
+# C++ tests that compute for seconds, and repeat what others show: of the same kernels with fewer
+# lengths or other types, of the same steps with other options.
+LONG_CPP = (
+    "DenseWorkOnDevice.CodesHaveTheBitsOfTheCpu",
+    "DeviceLaunches.AStepThatCorrectsMomentumTakesNoMore",
+    "DeviceOutOfMemory.InAnyAllocationOfAStepLosesNothing/Devices_gaussian",
+    "FeedbackOfType.AccumulateAndTakeEqualsOneAfterTheOther.*<(double|hvd_sparse::Float16)>",
+    "FollowThreshold.TheMeanCountIsK",
+    "On/OutOfMemory.InAnyAllocationOfAStepLosesNothing/ItsOwnThread",
+    "ScatterInto.EqualsThePlainLoopWhere.*<(double|hvd_sparse::Float16)>",
+)
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -111,19 +128,19 @@ def pytest_stage(
     marked: str = "not long",
     environment: str = "",
     plugin: str = "",
-    share: str = "",
+    part: str = "",
 ) -> Stage:
     """Returns a stage that runs pytest alone, or on `ranks` processes, the first of which reports.
 
     `what` are paths and further options. `environment`, as in "NAME=value", is a variable for
-    several processes. pytest loads `plugin`, and runs one `share` of the tests, as in "1/3"; see
-    tests/shares.py.
+    several processes. pytest loads `plugin`, and runs the `part` of the tests that options of
+    tests/shares.py tell, as in "--every=4 --share=1/2".
     """
     report = REPORTS / f"{name.replace(' ', '-')}.xml"
     color = "yes" if sys.stdout.isatty() else "no"  # mpirun always pretends to be a terminal
     options = ["-q", "-p", "no:cacheprovider", f"--color={color}", "-m", marked]
     options += ["-p", plugin] if plugin else []
-    options += ["-p", "tests.shares", f"--share={share}"] if share else []
+    options += ["-p", "tests.shares", *part.split()] if part else []
     silent = [sys.executable, "-m", "pytest", *options, *what]
     reporting = [*silent, f"--junit-xml={report}"]
     if ranks == 0:
@@ -136,30 +153,49 @@ def pytest_stage(
     return Stage(name, command, report, cores)
 
 
-def ddp_stage(ranks: int, cores: Cores, *, name: str = "", variables: Sequence[str] = ()) -> Stage:
+def ddp_stage(
+    ranks: int,
+    cores: Cores,
+    *,
+    name: str = "",
+    marked: str = "not long",
+    part: str = "",
+    variables: Sequence[str] = (),
+) -> Stage:
     """Returns a stage that runs the tests of hvd_sparse.ddp on ranks of torchrun.
 
     `variables`, each as in "NAME=value", are those of the ranks' environment.
     """
-    alone = pytest_stage(name or f"ddp on {ranks}", "tests/parallel_ddp", cores=cores)
+    name = name or f"ddp on {ranks}"
+    alone = pytest_stage(name, "tests/parallel_ddp", cores=cores, marked=marked, part=part)
     launch = ["torchrun", "--standalone", "--nproc-per-node", str(ranks), "--no-python"]
     return replace(alone, command=["env", *variables, *launch, *alone.command])
+
+
+def cpp_stage(choice: str) -> Stage:
+    """Returns a stage that runs those C++ tests that an option of ctest chooses among LONG_CPP."""
+    options = f"CTEST_OPTIONS={choice} '{'|'.join(LONG_CPP)}'"
+    cpptest = ["make", "-o", "build", "cpptest", options]  # make has built the module
+    return Stage("C++", cpptest, ROOT / "build" / "tests" / "report.xml")
 
 
 def stages(framework: str) -> Iterator[Stage]:
     """Yields all stages, or those of one framework.
 
     Numbers of ranks are odd ones and powers of two. The frameworks take turns in them, since they
-    exchange the same things, and tests/parallel is shared out among two.
+    exchange the same things.
     """
     # Stages of one core, the longest first, so that it does not run alone in the end.
     if framework in ("all", "torch"):
-        yield pytest_stage("unit", "tests/unit")
-        yield pytest_stage("devices", "tests/devices", marked="not gpu and not long")
-        yield pytest_stage("parallel on 1", "tests/parallel", ranks=1)
-        yield ddp_stage(1, Cores.ONE)
+        yield pytest_stage("unit", "tests/unit", part=PART)
+        marked = "not gpu and not long"
+        yield pytest_stage("devices", "tests/devices", marked=marked, part=PART)
     if framework in ("all", "tensorflow"):
-        yield pytest_stage("tensorflow on 1", "tests/parallel_tensorflow", ranks=1)
+        part = TENSORFLOW_PART + ALONE
+        yield pytest_stage("tensorflow on 1", "tests/parallel_tensorflow", ranks=1, part=part)
+    if framework in ("all", "torch"):
+        yield pytest_stage("parallel on 1", "tests/parallel", ranks=1, part=TORCH_PART + ALONE)
+        yield ddp_stage(1, Cores.ONE, part=DDP_PART + ALONE)
     yield Stage("lint", ["make", "lint"], cores=Cores.ONE)
     yield Stage("doctor", [sys.executable, "-m", "hvd_sparse", "doctor"], cores=Cores.ONE)
 
@@ -168,42 +204,32 @@ def stages(framework: str) -> Iterator[Stage]:
         others = [f"--ignore={path}" for path in (*FAULTS, *DDP_JOBS)]
         marked = "not long and not timed"
         yield pytest_stage("jobs", "tests/jobs", *others, cores=Cores.SOME, marked=marked)
-        yield pytest_stage("faults", *FAULTS, cores=Cores.SOME)
         yield pytest_stage("ddp jobs", *DDP_JOBS, cores=Cores.SOME)
-        yield pytest_stage(
-            "emulated GPU",
-            "tests/devices",
-            cores=Cores.SOME,
-            marked="gpu",
-            plugin="tests.emulated_core",
-            share="1/3",
-        )
-        yield pytest_stage(
-            "emulated GPU on 2",
-            "tests/parallel",
-            ranks=2,
-            cores=Cores.SOME,
-            marked="gpu",
-            plugin="tests.emulated_core",
-        )
+        yield pytest_stage("faults", *FAULTS, cores=Cores.SOME)
+        # After unit tests, one of which makes an sdist, too: all are made in one folder.
+        alone = [sys.executable, "tools/try_torch_alone.py"]
+        yield Stage("torch alone", alone, cores=Cores.SOME, seconds=TORCH_ALONE_SECONDS)
+        for name, folder, ranks in (
+            ("emulated GPU", "tests/devices", 0),
+            ("emulated GPU on 2", "tests/parallel", 2),
+        ):
+            yield pytest_stage(
+                name,
+                folder,
+                ranks=ranks,
+                cores=Cores.SOME,
+                marked="gpu",
+                plugin="tests.emulated_core",
+                part=SMALL_PART,
+            )
 
-    cpptest = ["make", "-o", "build", "cpptest"]  # the make target of this has built the module
-    yield Stage("C++", cpptest, ROOT / "build" / "tests" / "report.xml")
+    yield cpp_stage("--exclude-regex")
     if shutil.which("nvcc"):  # compiles for GPUs, but needs none
         yield Stage("CUDA", ["make", "cudaends"])
     if framework in ("all", "torch"):
-        # Alone, as it is a build: sdists, of which a unit test makes one, meet in one folder.
-        alone = [sys.executable, "tools/try_torch_alone.py"]
-        yield Stage("torch alone", alone, seconds=TORCH_ALONE_SECONDS)
-        for ranks, share in ((3, "1/2"), (4, "2/2")):
-            yield pytest_stage(
-                f"parallel on {ranks}",
-                "tests/parallel",
-                ranks=ranks,
-                cores=Cores.ALL,
-                share=share,
-            )
-        yield ddp_stage(3, Cores.ALL)
+        part = TORCH_PART + TOGETHER
+        yield pytest_stage("parallel on 3", "tests/parallel", ranks=3, cores=Cores.ALL, part=part)
+        yield ddp_stage(4, Cores.ALL, part=DDP_PART + TOGETHER)
         yield pytest_stage("timed jobs", "tests/jobs", cores=Cores.ALL, marked="not long and timed")
     if framework in ("all", "tensorflow"):
         # Alone: an operation of Horovod takes seconds instead of milliseconds where another stage
@@ -214,29 +240,39 @@ def stages(framework: str) -> Iterator[Stage]:
             ranks=2,
             cores=Cores.ALL,
             environment=UNHURRIED,
+            part=TENSORFLOW_PART + TOGETHER,
         )
 
 
 def long_stages(framework: str) -> Iterator[Stage]:
-    """Yields the slow stages: other numbers of ranks, and tests that are marked `long`."""
+    """Yields the slow stages: what `stages` leaves out, and other numbers of ranks."""
+    if framework in ("all", "torch"):
+        yield pytest_stage("unit", "tests/unit", marked="")
+        yield pytest_stage("devices", "tests/devices", marked="not gpu")
+        yield pytest_stage("parallel on 1", "tests/parallel", ranks=1, marked="")
+        yield ddp_stage(1, Cores.ONE, marked="")
     if framework in ("all", "tensorflow"):
-        for ranks, marked in ((2, "long"), (3, "")):
+        yield pytest_stage("tensorflow on 1", "tests/parallel_tensorflow", ranks=1, marked="")
+
+    if framework in ("all", "tensorflow"):
+        for ranks in (2, 3):
             yield pytest_stage(
                 f"tensorflow on {ranks}",
                 "tests/parallel_tensorflow",
                 ranks=ranks,
                 cores=Cores.ALL,
-                marked=marked,
+                marked="",
                 environment=UNHURRIED,
             )
     if framework in ("all", "torch"):
         for ranks in (2, 3, 4):
             yield pytest_stage(
-                f"parallel on {ranks}", "tests/parallel", ranks=ranks, cores=Cores.ALL
+                f"parallel on {ranks}", "tests/parallel", ranks=ranks, cores=Cores.ALL, marked=""
             )
-        yield ddp_stage(2, Cores.ALL)
-        yield ddp_stage(4, Cores.ALL)
+            yield ddp_stage(ranks, Cores.ALL, marked="")
         yield pytest_stage("long jobs", "tests/jobs", cores=Cores.ALL, marked="long")
+    yield cpp_stage("--tests-regex")
+    if framework in ("all", "torch"):
         yield Stage("emulated GPU", ["make", "-o", "build", "emulated"])
     if shutil.which("nvcc"):
         yield Stage("CUDA", ["make", "cuda"])

@@ -52,6 +52,7 @@ def test_a_bench_times_every_collective_and_saves_what_a_plan_takes(tmp_path, ra
     assert json.loads(plan.output)["ranks"] == ranks
 
 
+@pytest.mark.long  # tools/try_torch_alone.py runs it, and the test above reads its results
 def test_a_bench_under_torchrun_compares_with_torch_distributed(tmp_path):
     result, saved = tmp_path / "bench.json", tmp_path / "cluster.json"
     options = ["--numel", "50000", "--repetitions", "2", "--json", str(result)]
@@ -80,7 +81,11 @@ def test_a_wrong_option_under_torchrun_is_explained(tmp_path):
     ("options", "message"),
     [
         (("--density", "3"), "density must lie in"),
-        (("--save", "/nowhere/at/all.json"), "there is no folder /nowhere/at"),
+        pytest.param(
+            ("--save", "/nowhere/at/all.json"),
+            "there is no folder /nowhere/at",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_wrong_option_ends_all_ranks_with_status_2(options, message):

@@ -70,6 +70,7 @@ def test_a_killed_rank_ends_the_step_on_all_others_with_its_number(tmp_path):
         assert float(told[1]) < 10
 
 
+@pytest.mark.long  # a restarted job goes on above, and test_ddp_adapters.py trains and resumes
 def test_the_example_trains_and_goes_on_from_its_checkpoint(tmp_path):
     example = ["examples/ddp_digits.py", "--checkpoint", str(tmp_path / "last"), "--epochs"]
     first = torchrun(2, [*example, "2"])

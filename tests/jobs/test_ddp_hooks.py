@@ -31,6 +31,7 @@ def replayed(file, *, ranks=2, modes=MODES):
     return mpirun(ranks, program, timeout=120)
 
 
+@pytest.mark.long
 def test_a_replay_under_ddp_verifies_every_hook(tmp_path):
     file = tmp_path / "result.json"
     job = replayed(file)

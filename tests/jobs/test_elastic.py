@@ -14,10 +14,11 @@ PROGRAM = "tests/jobs/elastic_ranks.py"
 TENSORFLOW = "tests/jobs/elastic_tensorflow_ranks.py"
 SECONDS = 180.0
 
-# A tape takes longest, and tests/parallel_tensorflow/test_elastic.py covers its differences.
+# Tests on two ranks cover the differences: test_elastic.py and test_elastic_keras.py in
+# tests/parallel_tensorflow.
 interfaces = pytest.mark.parametrize(
     "interface",
-    [[PROGRAM], long([TENSORFLOW]), [TENSORFLOW, "--keras"]],
+    [[PROGRAM], long([TENSORFLOW]), long([TENSORFLOW, "--keras"])],
     ids=["torch", "tape", "keras"],
 )
 

@@ -10,7 +10,6 @@ import sys
 import pytest
 
 from tests.jobs.launch import horovodrun, run
-from tests.marks import long
 
 TINY = {
     "pytorch_digits.py": ["--epochs", "2", "--batch-size", "64"],
@@ -19,14 +18,11 @@ TINY = {
 }
 
 
-DENSE = long("none")
-
-
-# The demo runs the digits with PyTorch, and reads their reports.
-@pytest.mark.parametrize(
-    "example", [long(name) if name == "pytorch_digits.py" else name for name in TINY]
-)
-@pytest.mark.parametrize("compression", [DENSE, "lags"])
+# The demo runs the digits with PyTorch, and reads their reports; the blocks of the documentation
+# train with TensorFlow (test_docs.py).
+@pytest.mark.long
+@pytest.mark.parametrize("example", TINY)
+@pytest.mark.parametrize("compression", ["none", "lags"])
 def test_an_example_trains_and_accounts_for_it(example, compression, tmp_path):
     account = tmp_path / "account.json"
     arguments = [*TINY[example], "--compression", compression, "--json", str(account)]
@@ -78,7 +74,9 @@ def test_a_run_that_was_interrupted_ends_like_one_that_was_not(tmp_path):
     assert "nothing to do" in digits(3, "none", *checkpoint)
 
 
-@pytest.mark.parametrize("compression", [DENSE, "lags"])
+# tests/parallel_tensorflow/test_keras.py trains on two ranks, too.
+@pytest.mark.long
+@pytest.mark.parametrize("compression", ["none", "lags"])
 def test_keras_trains(compression):
     arguments = ["--epochs", "1", "--batch-size", "64", "--compression", compression]
     job = horovodrun(2, ["examples/tensorflow2_keras_digits.py", *arguments], timeout=120)

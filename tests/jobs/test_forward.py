@@ -8,7 +8,11 @@ from tests.jobs.launch import mpirun
 
 
 @pytest.mark.parametrize(
-    ("way", "says"), [("shutdown", "has the same weights"), ("exit", "leaves")]
+    ("way", "says"),
+    [
+        ("shutdown", "has the same weights"),
+        pytest.param("exit", "leaves", marks=pytest.mark.long),
+    ],
 )
 def test_a_job_may_end_while_a_step_is_in_flight(way, says):
     job = mpirun(2, ["tests/jobs/forward_ranks.py", way], timeout=60)

@@ -16,6 +16,7 @@ pytest.importorskip("tensorflow")
 SOURCE = ROOT / "tests" / "csrc" / "preloaded" / "failing_allocations_of.cc"
 
 
+@pytest.mark.long  # tests/csrc/step_driver_memory_test.cc shows it of what the ops call
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
 def test_whichever_allocation_of_an_op_fails_the_step_ends_and_nothing_is_lost(tmp_path):
     library = tmp_path / "failing_allocations_of.so"

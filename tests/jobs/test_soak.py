@@ -8,14 +8,14 @@ import pytest
 
 from tests.jobs.launch import mpirun
 from tests.jobs.soak import Reading, problems_of
-from tests.marks import long
 
 SOAK = ["-m", "tests.jobs.soak"]
 # Too few exchanges to warm a process up: only a coarse leak shows.
 GROWTH = ["--growth", "0.1"]
 
 
-@pytest.mark.parametrize("ranks", [2, long(3)])
+@pytest.mark.long  # which tests/parallel shows of one exchange at a time
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_random_exchanges_keep_the_laws_and_hold_on_to_nothing(ranks, tmp_path):
     result = tmp_path / "soak.json"
     job = mpirun(ranks, [*SOAK, "--exchanges", "120", *GROWTH, "--json", str(result)], timeout=240)

@@ -44,7 +44,7 @@ def test_buckets_are_exchanged_while_other_gradients_are_computed(how, events):
     assert any(overlaps)
 
 
-@pytest.mark.parametrize("how", ["raise", long("kill"), long("operation")])
+@pytest.mark.parametrize("how", [long("raise"), "kill", long("operation")])
 def test_every_rank_ends_when_one_fails(how):
     job = mpirun_without_help(2, [PROGRAM, how], timeout=SECONDS)
     assert "rank 0: AbortedError" in job.output, job.output
@@ -57,6 +57,7 @@ def test_every_rank_ends_when_one_fails(how):
     assert said[how] in job.output, job.output
 
 
+@pytest.mark.long  # test_transports.py kills a rank over Gloo, and the test above one of TensorFlow
 def test_the_death_of_a_rank_is_told_where_an_operation_of_horovod_fails_first():
     """Over Gloo, Horovod notices it; TensorFlow raises the error of a single operation."""
     options = [f"--gloo=127.0.0.1:{free_port()}", "kill_while_others_compute"]

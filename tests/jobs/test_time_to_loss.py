@@ -78,6 +78,7 @@ def test_a_prototype_that_sends_everything_learns_as_dense(tmp_path):
         assert end == pytest.approx(ends[task, "Dense"], abs=2e-2), method
 
 
+@pytest.mark.long
 def test_a_method_that_does_not_exist_is_refused(tmp_path):
     job = run([*PROGRAM, "learn", "--method=magic", f"--folder={tmp_path}"], timeout=60)
     assert job.status == 2

@@ -50,6 +50,7 @@ def test_a_trace_lies_beside_horovods(tmp_path):
         assert max(one.begin, other.begin) < min(one.end, other.end)
 
 
+@pytest.mark.long  # tests/unit/test_timeline.py kills a process, and a job ends in test_faults.py
 def test_a_killed_job_leaves_whole_files(tmp_path):
     name = str(tmp_path / "{rank}.json")
     job = mpirun(2, [JOB, "kill in wait"], timeout=60, HVD_SPARSE_TIMELINE=name)

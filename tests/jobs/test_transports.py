@@ -18,15 +18,24 @@ def passed(job: Job) -> bool:
     return job.status == 0 and " passed" in job.output and " failed" not in job.output
 
 
-# test_tcp_under_mpirun compares bits over TCP, too.
-@pytest.mark.parametrize("laws", ["not bits_of_the_core", long("bits_of_the_core")])
-def test_gloo(laws):
+def test_gloo():
     program = [
         *PYTEST,
         "tests/parallel/test_transport.py",
         "tests/parallel/test_torch_optimizer.py",
-        "tests/parallel/test_torch_laws.py",
         "tests/parallel/test_torch_tuning.py::test_the_real_planner_decides_the_same_everywhere",
+    ]
+    job = horovodrun(2, program, timeout=SECONDS, options=("--gloo",))
+    assert passed(job), job.output
+
+
+# The test above trains over Gloo, and the laws hold over TCP: tests/parallel/test_transport.py.
+@pytest.mark.long
+@pytest.mark.parametrize("laws", ["not bits_of_the_core", "bits_of_the_core"])
+def test_laws_over_gloo(laws):
+    program = [
+        *PYTEST,
+        "tests/parallel/test_torch_laws.py",
         f"-k=not over_several_steps and not any_number_type and not every_collective and {laws}",
     ]
     job = horovodrun(2, program, timeout=SECONDS, options=("--gloo",))
@@ -47,6 +56,7 @@ def test_gloo_with_an_odd_number_of_ranks():
     assert passed(job), job.output
 
 
+@pytest.mark.long  # each of tests/parallel/test_transport.py takes TCP under mpirun, too
 def test_tcp_under_mpirun():
     program = [
         *PYTEST,
@@ -74,7 +84,12 @@ def test_horovod_over_gloo_may_be_shut_down_and_initialised_again():
 
 # Over Gloo, Horovod notices that a rank has died, and fails before its messages are missed. Stopped
 # ranks are tested over MPI, and test_tensorflow.py kills a rank over Gloo while others compute.
-OVER_GLOO = ("kill in exchange", long("kill while others compute"), "late", long("stop for 3 s"))
+OVER_GLOO = (
+    "kill in exchange",
+    long("kill while others compute"),
+    long("late"),
+    long("stop for 3 s"),
+)
 
 
 @pytest.mark.parametrize("name", OVER_GLOO)

@@ -20,7 +20,6 @@ from cluster_network import ClusterError, Shape
 from virtual_cluster import VirtualCluster
 
 from tests.jobs.launch import ROOT
-from tests.marks import long
 
 pytestmark = pytest.mark.timed
 REASON = virtual_cluster.why_not()
@@ -68,6 +67,7 @@ def test_links_have_the_rate_asked_for_and_it_can_change():
 
 
 @builds
+@pytest.mark.long  # collectives run below, and several ranks of a host in benchmarks alone
 def test_ranks_know_their_hosts_and_exchange_blocks_of_all_lengths():
     with VirtualCluster(hosts=2, rate="1gbit") as cluster:
         program = [sys.executable, str(ROOT / "tests/jobs/virtual_ranks.py"), "2", "2"]
@@ -173,7 +173,8 @@ def test_rates_are_read_as_tc_reads_them(text, bits):
 
 
 @builds
-@pytest.mark.parametrize("ranks_per_host", [1, long(2)])
+@pytest.mark.long  # the collectives above have links of the same kind
+@pytest.mark.parametrize("ranks_per_host", [1, 2])
 def test_dense_sums_are_right_over_links_and_none_is_faster_than_its_bytes(
     tmp_path, ranks_per_host
 ):

@@ -68,9 +68,8 @@ def test_laws_hold_in_every_wire_format(world, new_exchange, collective, packed,
     laws.check_laws(world.allgather_object(steps, list[laws.Step]))
 
 
+@pytest.mark.usefixtures("several_ranks")
 def test_ranks_that_send_different_wire_formats_are_told(world, new_exchange):
-    if world.size == 1:
-        pytest.skip("a single rank cannot disagree")
     packed = world.rank == 0
     me = laws.Rank(new_exchange(), world.rank, [1000], 0.1, "top_k", "gtopk", packed)
     about = r"(plain|packed) indices, float32 values"
@@ -131,10 +130,9 @@ def test_laws_hold_when_messages_travel_in_pieces(
     laws.check_laws(world.allgather_object(me.run(3), list[laws.Step]))
 
 
+@pytest.mark.usefixtures("several_ranks")
 @pytest.mark.parametrize("piece", [0, -1, 1 << 31])
 def test_pieces_that_mpi_cannot_count_are_refused(world, new_exchange, piece):
-    if world.size == 1:
-        pytest.skip("a single rank sends nothing")
     with pytest.raises(InvalidArgumentError, match=r"max_message_bytes must lie in \[1, 2\^31\)"):
         new_exchange(max_message_bytes=piece)
 
@@ -187,9 +185,8 @@ def test_what_one_rank_ends_raises_its_reason_on_all(world, new_exchange):
         exchange.check()
 
 
+@pytest.mark.usefixtures("several_ranks")
 def test_ranks_that_exchange_different_buckets_are_told(world, new_exchange):
-    if world.size == 1:
-        pytest.skip("a single rank cannot disagree")
     exchange = new_exchange()
     first = laws.Rank(exchange, world.rank, [100], 0.1, "top_k", "gtopk")
     second = laws.Rank(exchange, world.rank, [100], 0.1, "top_k", "gtopk")
@@ -197,10 +194,9 @@ def test_ranks_that_exchange_different_buckets_are_told(world, new_exchange):
         (first if world.rank == 0 else second).run(1)
 
 
+@pytest.mark.usefixtures("several_ranks")
 @pytest.mark.parametrize("collective", _core.collectives())
 def test_ranks_that_are_asked_for_different_densities_are_told(world, new_exchange, collective):
-    if world.size == 1:
-        pytest.skip("a single rank cannot disagree")
     me = laws.Rank(new_exchange(), world.rank, [100], 0.2, "top_k", collective)
     me.run(1)
     world.allgather_object("all have ended that step")
@@ -209,10 +205,9 @@ def test_ranks_that_are_asked_for_different_densities_are_told(world, new_exchan
         me.run(1)
 
 
+@pytest.mark.usefixtures("several_ranks")
 @pytest.mark.parametrize("collective", _core.collectives())
 def test_ranks_that_never_had_the_same_density_are_told(world, new_exchange, collective):
-    if world.size == 1:
-        pytest.skip("a single rank cannot disagree")
     me = laws.Rank(new_exchange(), world.rank, [100], 0.2, "top_k", collective)
     me.ks = [10 if world.rank == 0 else 20]
     with pytest.raises(ExchangeFailedError, match=r", k [12]0, .*; rank . .*, k [12]0, "):

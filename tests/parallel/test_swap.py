@@ -40,10 +40,9 @@ def test_every_swap_is_timed_and_steps_go_on_after_it(world, piece, size):
     exchange.close()
 
 
+@pytest.mark.usefixtures("several_ranks")
 @pytest.mark.parametrize("piece", [4, 1 << 30])
 def test_ranks_that_swap_different_lengths_are_told_and_the_exchange_ends_on_all(world, piece):
-    if world.size == 1:
-        pytest.skip("a single rank has nobody to swap with")
     exchange = Exchange.between_ranks(world, name="disagreement", max_message_bytes=piece)
     told = r"the ranks disagree: .*rank [01]\b.* swap"
     if world.rank < 2:
@@ -56,9 +55,8 @@ def test_ranks_that_swap_different_lengths_are_told_and_the_exchange_ends_on_all
     exchange.close()
 
 
+@pytest.mark.usefixtures("several_ranks")
 def test_a_rank_that_does_not_come_is_given_up_and_named(world, monkeypatch):
-    if world.size == 1:
-        pytest.skip("a single rank waits for nobody")
     monkeypatch.setenv("HVD_SPARSE_TIMEOUT", "0.5")
     monkeypatch.setattr(lifecycle, "note_peer_lost", lambda: None)  # the peer is alive
     exchange = Exchange.between_ranks(world, name="patience")

@@ -67,19 +67,19 @@ def trainable(model):
     return [variable.value for variable in model.trainable_variables]
 
 
-# Horovod's own compressions and sparse ones, in each execution mode; every one of both is in a test
-# that is not long, but for SBC, which the laws train.
+# Horovod's own compressions and sparse ones, in each execution mode. Those that are long train in
+# laws, or in other tests of Keras.
 @pytest.mark.parametrize(
     ("compression", "way"),
     [
-        ("none", "graph"),
+        pytest.param("none", "graph", marks=pytest.mark.long),
         pytest.param("none", "auto", marks=pytest.mark.long),
         ("fp16", "eager"),
         ("lags", "graph"),
         ("topk", "auto"),
-        ("gtopk", "eager"),
+        pytest.param("gtopk", "eager", marks=pytest.mark.long),
         pytest.param("sbc", "graph", marks=pytest.mark.long),
-        ("dense", "graph"),
+        pytest.param("dense", "graph", marks=pytest.mark.long),
         pytest.param("dense", "eager", marks=pytest.mark.long),
     ],
 )

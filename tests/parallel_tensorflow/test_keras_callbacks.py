@@ -42,10 +42,9 @@ def fit(optimizer, *callbacks, compression="lags", epochs=3, **compiled):
     return history.history
 
 
-# One compression of each kind is enough: Horovod's, a sparse one and a dense sum.
+# The callback sets a rate, whatever the compression: Horovod's and a sparse one are enough.
 @pytest.mark.parametrize(
-    "compression",
-    [one if one in ("none", "lags", "dense") else long(one) for one in COMPRESSIONS],
+    "compression", [one if one in ("none", "lags") else long(one) for one in COMPRESSIONS]
 )
 def test_a_warmup_reaches_the_rate_of_all_ranks(compression, capsys):
     rate = 0.1 * hvd.size()

@@ -122,6 +122,7 @@ def test_required_cuda_that_is_not_found_ends_the_build(tmp_path):
     assert "HVD_SPARSE_WITH_CUDA=1, but no nvcc was found" in " ".join(done.stdout.split())
 
 
+@pytest.mark.long  # `make cudaends` is configured with CUDA
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc on PATH")
 def test_cuda_is_taken_for_all_gpus_or_those_asked_for_and_nccl_can_be_left_out(tmp_path):
     folder = tmp_path / "cmake"
@@ -158,6 +159,7 @@ def test_required_tensorflow_that_cannot_be_imported_ends_the_build(tmp_path):
     assert not parts["tensorflow"]["built"]
 
 
+@pytest.mark.long  # the module of all tests is built with TensorFlow
 @pytest.mark.skipif(find_spec("tensorflow") is None, reason="there is no TensorFlow here")
 def test_tensorflow_is_taken_with_its_version(tmp_path):
     configure(tmp_path, HVD_SPARSE_WITH_TENSORFLOW="1")
@@ -195,6 +197,7 @@ def test_mpi_is_left_out_where_it_is_not_wanted(tmp_path):
     assert parts["mpi"] == {"built": False, "detail": "HVD_SPARSE_WITH_MPI=0"}
 
 
+@pytest.mark.long  # the module of all tests is built with MPI
 def test_mpi_is_taken_where_it_is_found(tmp_path):
     configure(tmp_path)
     parts = parts_of(tmp_path / "cmake")

@@ -28,7 +28,14 @@ assert "{absent}" not in sys.modules
 """
 
 
-@pytest.mark.parametrize(("present", "absent"), [("torch", "tensorflow"), ("tensorflow", "torch")])
+# tools/try_torch_alone.py installs PyTorch alone.
+@pytest.mark.parametrize(
+    ("present", "absent"),
+    [
+        pytest.param("torch", "tensorflow", marks=pytest.mark.long),
+        ("tensorflow", "torch"),
+    ],
+)
 def test_a_framework_works_without_the_other(present, absent):
     if find_spec(present) is None:
         pytest.skip(f"there is no {present} here")

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from run_tests import Cores, Count, Stage, count_of, gist, run, run_all
+from run_tests import (
+    LONG_CPP,
+    ROOT,
+    Cores,
+    Count,
+    Stage,
+    count_of,
+    gist,
+    long_stages,
+    run,
+    run_all,
+    stages,
+)
 
 REPORT = "<suite><testcase/><testcase><skipped/></testcase>{}</suite>"
 
@@ -82,3 +95,25 @@ def test_the_gist_of_a_stage_has_what_tests_on_a_gpu_print_when_they_fail():
     ]
     assert gist(["Start 12", *said, "========= COMPUTE-SANITIZER", "done"]) == said
     assert gist(said, 2) == said[:2]
+
+
+@pytest.mark.parametrize("pattern", LONG_CPP)
+def test_cpp_tests_that_are_left_out_exist(pattern):
+    suite, test = re.match(r"(?:\w+/)?(\w+)\.(\w+)", pattern).groups()
+    defined = re.compile(rf"TEST\w*\({suite},\s+{test}")
+    assert any(defined.search(file.read_text()) for file in (ROOT / "tests" / "csrc").rglob("*.cc"))
+
+
+@pytest.mark.parametrize("framework", ["all", "torch", "tensorflow"])
+def test_each_folder_of_which_a_part_runs_is_run_as_a_whole_by_the_long_tests(framework):
+    def folders(stages_, chosen):
+        found = set()
+        for stage in stages_:
+            command = " ".join(stage.command)
+            if chosen(command):
+                found |= set(re.findall(r"tests/(?!jobs)\w+\b(?=\s|$)", command))
+        return found
+
+    part = folders(stages(framework), lambda command: "--every" in command)
+    assert part
+    assert part <= folders(long_stages(framework), lambda command: "--every" not in command)
