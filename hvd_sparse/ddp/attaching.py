@@ -128,6 +128,11 @@ def _check_module(ddp: DistributedDataParallel) -> None:
             f"this DistributedDataParallel has the communication hook '{name}' already, and takes "
             "one: do not register another, and wrap the module anew to attach it again"
         )
+    if any(hasattr(one, "_in_backward_optimizers") for one in ddp.module.parameters()):
+        raise UnsupportedError(
+            "optimizers that step during backward have a communication hook of their own, and "
+            "would not wait for the exchange: do not call _apply_optimizer_in_backward"
+        )
     if getattr(ddp, "_use_python_reducer", False):
         raise UnsupportedError(
             "DistributedDataParallel's Python reducer, which compiled autograd takes, has no "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_sparse.ddp import LAGS, TopK, attach, stats
@@ -30,6 +31,18 @@ def test_a_second_hook_is_refused():
     ddp.register_comm_hook(None, allreduce_hook)
     with pytest.raises(UnsupportedError, match="hook 'allreduce_hook' already"):
         attach(ddp, sgd(ddp), LAGS)
+
+
+def test_optimizers_that_step_during_backward_are_refused():
+    module = torch.nn.Linear(4, 3)
+    _apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 0.1})
+    ddp = DistributedDataParallel(module)
+    with pytest.raises(UnsupportedError, match="step during backward"):
+        attach(ddp, sgd(ddp), LAGS)
+    fused = wrapped()
+    fused._register_fused_optim(torch.optim.SGD, 0.1)
+    with pytest.raises(UnsupportedError, match="hook '_hook_then_optimizer"):
+        attach(fused, sgd(fused), LAGS)
 
 
 def test_steps_that_do_not_wait_are_refused():
