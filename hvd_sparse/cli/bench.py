@@ -92,13 +92,15 @@ def _run(
     # Imported here, so that the other commands work without the core.
     from hvd_sparse.bench.bench import run
 
-    ranks = bench_ranks.ranks_of(library)
-    if ranks.world.size == 1:
-        raise InvalidArgumentError(f"a bench compares ranks, and this is a job of one: run {START}")
-    _agree_on_files(ranks, json_file, save, plot)
-    exchange = ranks.connect()
-    results = run(settings, ranks, exchange, ranks.measure(exchange))
-    return results if ranks.world.rank == 0 else None
+    with bench_ranks.ranks_of(library) as ranks:
+        if ranks.world.size == 1:
+            raise InvalidArgumentError(
+                f"a bench compares ranks, and this is a job of one: run {START}"
+            )
+        _agree_on_files(ranks, json_file, save, plot)
+        exchange = ranks.connect()
+        results = run(settings, ranks, exchange, ranks.measure(exchange))
+        return results if ranks.world.rank == 0 else None
 
 
 def _agree_on_files(

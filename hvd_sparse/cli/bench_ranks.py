@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -41,14 +42,19 @@ def library_of(environment: Mapping[str, str]) -> Library:
     return Library.TORCH if by_torch and not by_mpi else Library.HOROVOD
 
 
-def ranks_of(library: Library) -> JobRanks:
-    """Returns the ranks of this job. Collective.
+@contextmanager
+def ranks_of(library: Library) -> Iterator[JobRanks]:
+    """Connects the ranks of this job, and disconnects them at the end. Collective.
 
     Raises:
         UnavailableError: PyTorch or the library is missing, or torch.distributed cannot connect
             the ranks.
     """
-    return _horovod_ranks() if library is Library.HOROVOD else _torch_ranks()
+    if library is Library.HOROVOD:
+        yield _horovod_ranks()
+        return
+    with _torch_ranks() as ranks:
+        yield ranks
 
 
 # The libraries are imported here, so that the other commands work without them or the core.
@@ -70,7 +76,8 @@ def _horovod_ranks() -> JobRanks:
     return _job_ranks(HorovodHost())
 
 
-def _torch_ranks() -> JobRanks:
+@contextmanager
+def _torch_ranks() -> Iterator[JobRanks]:
     try:
         import torch
         import torch.distributed as dist
@@ -86,7 +93,10 @@ def _torch_ranks() -> JobRanks:
     except (ValueError, RuntimeError) as error:  # a variable is missing; nobody has answered
         raise UnavailableError(f"torch.distributed cannot connect the ranks: {error}") from None
     torch.set_num_threads(1)
-    return _job_ranks(GroupHost())
+    try:
+        yield _job_ranks(GroupHost())
+    finally:
+        dist.destroy_process_group()  # its threads may otherwise abort the process at its end
 
 
 def _job_ranks(host: TorchHost) -> JobRanks:

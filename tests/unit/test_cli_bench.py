@@ -6,6 +6,7 @@ import io
 import json
 import os
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -92,7 +93,7 @@ def run(monkeypatch):
 
     def fake_ranks(library):
         invoke.libraries.append(library)
-        return FakeRanks()
+        return nullcontext(FakeRanks())
 
     monkeypatch.setattr(bench_ranks, "ranks_of", fake_ranks)
     monkeypatch.setattr(bench, "run", fake)
@@ -254,20 +255,32 @@ def test_a_wrong_sum_ends_with_status_1(run, monkeypatch):
 def test_without_horovod_and_torch_it_is_said_what_is_missing(missing, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(UnavailableError, match=r"takes Horovod with PyTorch .*hvd-sparse doctor"):
-        bench_ranks.ranks_of(Library.HOROVOD)
+        bench_ranks.ranks_of(Library.HOROVOD).__enter__()
 
 
 def test_under_torchrun_it_is_said_that_torch_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(UnavailableError, match=r"under torchrun takes PyTorch .*hvd-sparse doctor"):
-        bench_ranks.ranks_of(Library.TORCH)
+        bench_ranks.ranks_of(Library.TORCH).__enter__()
 
 
 def test_a_job_that_torch_cannot_connect_says_why(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(UnavailableError, match=r"torch.distributed cannot connect .*RANK"):
-        bench_ranks.ranks_of(Library.TORCH)
+        bench_ranks.ranks_of(Library.TORCH).__enter__()
+
+
+def test_the_group_of_torchrun_ends_with_the_bench(monkeypatch):
+    import torch.distributed as dist
+
+    variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with bench_ranks.ranks_of(Library.TORCH) as ranks:
+        assert ranks.world.size == 1
+        assert dist.is_initialized()
+    assert not dist.is_initialized()
 
 
 BY_HAND = dict.fromkeys(("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"), "1")
