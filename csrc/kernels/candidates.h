@@ -45,8 +45,8 @@ struct SignSum {
   float least = INFINITY;
 };
 
-/// Entries taken from one segment, in ascending order. What a call that throws would have changed
-/// can be put back.
+/// Entries taken from one segment, in ascending order. After a call that throws, PutBack still
+/// returns all of them to the residual.
 class Candidates {
  public:
   virtual ~Candidates() = default;

@@ -58,7 +58,7 @@ class Work {
     return memory;
   }
 
-  /// Returns the thread's memory for what outlives a call. Only who uses it takes it back.
+  /// Returns the thread's memory for data that outlives a call. No call resets it: its user does.
   Arena<DeviceMemory>* KeptMemory() { return &workspace_.kept; }
 
   /// Returns pinned memory for `count` elements, for Upload and Fetch. Call it before anything is

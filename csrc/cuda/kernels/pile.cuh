@@ -1,8 +1,7 @@
 /// Taking entries in two kernels, so that no block of threads waits for another one while gradients
 /// and residuals stream past.
 ///
-///     1. each warp moves what it takes to a pile, where it asks for as many places, and notes
-///     which
+///     1. each warp reserves places in a pile, notes them, and moves the entries it takes there
 ///     2. the parts of the pile are put in order: sums over threads, over blocks (look_back.cuh)
 ///
 /// Few entries are taken, so the second kernel moves next to nothing. If more are taken than there

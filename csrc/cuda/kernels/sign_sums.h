@@ -1,5 +1,4 @@
-/// What a sparsifier asks about candidates on the device: the smallest, and the largest of either
-/// sign.
+/// Kernels that find the smallest of a sparsifier's candidates, and the largest of either sign.
 
 #ifndef HVD_SPARSE_CUDA_KERNELS_SIGN_SUMS_H_
 #define HVD_SPARSE_CUDA_KERNELS_SIGN_SUMS_H_
