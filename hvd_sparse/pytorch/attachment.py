@@ -126,7 +126,7 @@ class Attachment:
             are the same on all ranks.
         """
         if self.exchange is not None:
-            self._refuse_if_busy("reset_residual()")
+            self.refuse_if_busy("reset_residual()")
             self.exchange.state.reset()
         if self.renewal.pending:
             self.renewal.hold(None)
@@ -140,7 +140,7 @@ class Attachment:
         """
         checked_passes(passes)
         if self.exchange is not None:
-            self._refuse_if_busy("set_backward_passes_per_step()")
+            self.refuse_if_busy("set_backward_passes_per_step()")
             self.exchange.set_passes(passes)
         self._owner().backward_passes_per_step = passes  # type: ignore[attr-defined]
 
@@ -149,7 +149,7 @@ class Attachment:
         """Suspends the attachment within the context: it exchanges, saves and loads nothing."""
         exchange = self.exchange
         if exchange is not None:
-            self._refuse_if_busy("hvd.broadcast_optimizer_state()")
+            self.refuse_if_busy("hvd.broadcast_optimizer_state()")
             exchange.paused = True
         self._paused = True
         try:
@@ -169,7 +169,15 @@ class Attachment:
         finally:
             self._restoring = False
 
-    def _refuse_if_busy(self, what: str) -> None:
+    def refuse_if_busy(self, what: str) -> None:
+        """Ends the exchange if a call comes between backward() and the exchange of its gradients.
+
+        Args:
+            what: The call, for the message.
+
+        Raises:
+            GradientInFlightError: There are such gradients; other ranks get an ExchangeFailedError.
+        """
         assert self.way is not None
         self.way.refuse_if_busy(
             f"{what} was called after loss.backward() but before optimizer.step() or "
@@ -231,7 +239,7 @@ class Attachment:
         if self._paused:
             return None
         if self.exchange is not None:
-            self._refuse_if_busy("load_state_dict()")
+            self.refuse_if_busy("load_state_dict()")
         self._loading = state_dict.get(state.KEY)
         if not self.renewal.pending:
             state.check(self.way, self._loading)

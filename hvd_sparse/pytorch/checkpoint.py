@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
 from hvd_sparse.pytorch import state
-from hvd_sparse.pytorch.attachment import attachment_of
+from hvd_sparse.pytorch.attachment import attachment_of, require_attachment
 from hvd_sparse.pytorch.host import TorchHost
 from hvd_sparse.pytorch.inheritance import residuals_of, summing_over
 from hvd_sparse.pytorch.step_way import StepWay
@@ -45,10 +45,7 @@ def save(
     way = _way_of(optimizer)
     if way is not None:
         way.exchange.core.check()
-        way.refuse_if_busy(
-            "save_checkpoint() was called after loss.backward() but before optimizer.step() or "
-            "optimizer.synchronize()"
-        )
+        require_attachment(optimizer).refuse_if_busy("save_checkpoint()")
     whole = optimizer.state_dict()
     own = {"sparse": whole.get(state.KEY), "random": _random(_device_of(optimizer))}
     if way is not None and way.interval is not None:  # each rank has its own

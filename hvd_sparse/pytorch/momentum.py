@@ -18,7 +18,7 @@ momentum) times as large for the step, for gradient and weight decay alike.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +27,7 @@ from hvd_sparse.compression import Compression
 from hvd_sparse.compression_checks import AUTO
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.pytorch.owner import weakly
+from hvd_sparse.pytorch.parameter_groups import ParameterGroups
 
 _Group = dict[str, Any]
 
@@ -174,32 +175,33 @@ class Momentum:
         """
         if self._form is None:
             return
-        form, groups = self._form, self._owner().param_groups
-        params = [(param, group) for group in groups for param in group["params"]]
-        places = {id(param): (number, group) for number, (param, group) in enumerate(params)}
+        form, groups = self._form, ParameterGroups(self._owner())
+        params = [param for group in self._owner().param_groups for param in group["params"]]
+        numbers = {id(param): number for number, param in enumerate(params)}
         states = dict(state_dict["state"])
         for param, velocity in velocities:
-            number, group = places.get(id(param), (None, {}))
+            number, group = numbers.get(id(param)), groups.of(param)
             # Other state begins with the optimizer's first step.
-            if number in states or (number is not None and form.is_whole_state):
+            if group is not None and (number in states or form.is_whole_state):
                 own = (velocity * form.growth(group)).to(param.dtype).view(param.shape)
                 states[number] = {**states.get(number, {}), form.own: own}
         state_dict["state"] = states
 
-    def velocity_of(self, param: torch.Tensor) -> torch.Tensor | None:
-        """Returns the velocity that goes on where the optimizer's own momentum is; None if nowhere.
+    def velocities_of(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Returns the velocities, by name, that go on where the optimizer's own momentum is.
 
         An optimizer's own momentum is the average of the ranks' velocities, and the same on all
         ranks: so it can be every rank's.
         """
-        form = self._form
-        own = None if form is None else self._owner().state.get(param, {}).get(form.own)
-        if form is None or own is None:
-            return None
-        groups = self._owner().param_groups
-        (group,) = (one for one in groups if any(param is each for each in one["params"]))
-        velocity: torch.Tensor = own.detach().to(torch.float32).flatten()
-        return velocity / form.growth(group)
+        if self._form is None:
+            return {}
+        form, groups = self._form, ParameterGroups(self._owner())
+        found: dict[str, torch.Tensor] = {}
+        for name, param in parameters.items():
+            own, group = self._owner().state.get(param, {}).get(form.own), groups.of(param)
+            if own is not None and group is not None:
+                found[name] = own.detach().to(torch.float32).flatten() / form.growth(group)
+        return found
 
 
 def _form_of(optimizer: torch.optim.Optimizer) -> _Form | None:

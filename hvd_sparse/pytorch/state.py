@@ -119,7 +119,9 @@ def load(way: StepWay, saved: dict[str, Any] | None) -> None:
     way.load_local_state(None if saved is None else saved.get("local"))
     exchange = way.exchange
     if saved is None:
-        exchange.driven.load({}, {}, _velocities_of_optimizer(exchange), step=exchange.steps)
+        exchange.driven.load(
+            {}, {}, exchange.momentum.velocities_of(exchange.parameters), step=exchange.steps
+        )
         return
     saved = taken_up(saved, exchange.conditions, is_rank0=exchange.world.rank == 0)
     if exchange.tuner is not None:
@@ -127,7 +129,7 @@ def load(way: StepWay, saved: dict[str, Any] | None) -> None:
     exchange.driven.load(
         saved["residuals"],
         saved["states"],
-        saved.get("velocities") or _velocities_of_optimizer(exchange),
+        saved.get("velocities") or exchange.momentum.velocities_of(exchange.parameters),
         step=saved["step"],
         pending=saved.get("pending", not saved.get("waiting")),  # older files name layers
     )
@@ -139,13 +141,6 @@ def put_velocities_into(exchange: GradientExchange, state_dict: dict[str, Any]) 
     velocities = exchange.state.velocities()
     pairs = ((exchange.parameters[name], velocity) for name, velocity in velocities)
     exchange.momentum.put_into(state_dict, pairs)
-
-
-def _velocities_of_optimizer(exchange: GradientExchange) -> dict[str, torch.Tensor]:
-    found = {
-        name: exchange.momentum.velocity_of(param) for name, param in exchange.parameters.items()
-    }
-    return {name: velocity for name, velocity in found.items() if velocity is not None}
 
 
 def adopt_progress(way: StepWay, rank: int) -> None:

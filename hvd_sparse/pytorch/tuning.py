@@ -40,14 +40,11 @@ def replan(optimizer: torch.optim.Optimizer) -> None:
         ExchangeFailedError: Another rank ended the exchange, or died.
     """
     attachment = attachment_of(optimizer)
-    way = None if attachment is None else attachment.way
-    if attachment is not None and (way is None or way.exchange.world.size == 1):
+    exchange = None if attachment is None else attachment.exchange
+    if attachment is not None and (exchange is None or exchange.world.size == 1):
         return
-    if way is None or way.exchange.tuner is None:
+    if attachment is None or exchange is None or exchange.tuner is None:
         raise InvalidArgumentError("replan() needs an adaptive compression, such as LAGS")
-    way.exchange.core.check()
-    way.refuse_if_busy(
-        "replan() was called after loss.backward() but before optimizer.step() or "
-        "optimizer.synchronize()"
-    )
-    way.exchange.replan()
+    exchange.core.check()
+    attachment.refuse_if_busy("replan()")
+    exchange.replan()
