@@ -310,7 +310,9 @@ TEST_F(CudaFeedbackAndTake, EntriesOfEachSegmentGoWhileThereIsRoomAndTheRestStay
       CopyBytes(values.data(), work.values + candidates, sizeof(float) * tally.taken);
       Entries taken;
       for (std::int64_t i = 0; i < tally.taken; ++i) taken.push_back({indices[i], values[i]});
-      if (tally.above <= room) EXPECT_EQ(taken, EntriesOf(on_cpu, tally.taken));
+      if (tally.above <= room) {
+        EXPECT_EQ(taken, EntriesOf(on_cpu, tally.taken));
+      }
       for (const Entry& entry : taken) {
         EXPECT_EQ(FloatBits(actual[entry.index]), 0u);
         EXPECT_GT(std::fabs(entry.value), threshold);
