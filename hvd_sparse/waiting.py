@@ -9,9 +9,10 @@ from hvd_sparse import _core
 from hvd_sparse.errors import ExchangeTimeoutError
 
 # Time between two polls of the condition and of the exchange: a share of the time waited so far,
-# between these limits. Polling every 100 us would take a fifth of a core.
-_POLL_SHARE = 0.01
-_SHORTEST_POLL, _LONGEST_POLL = 1e-4, 2e-3  # seconds
+# between these limits. Polling every 100 us would take a fifth of a core, which other ranks of the
+# machine may need.
+_POLL_SHARE = 0.05
+_SHORTEST_POLL, _LONGEST_POLL = 2e-4, 2e-3  # seconds
 
 
 def wait_until(done: Callable[[], bool], check: Callable[[], None], what: str) -> None:

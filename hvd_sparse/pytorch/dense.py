@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -170,5 +171,5 @@ def _fits(slot: Slot) -> bool:
 
     Allocates only scalars: other ranks may have committed the step already, so it must not fail.
     """
-    dtype = slot.taken_dtype()
-    return bool(torch.stack(slot.result().aminmax()).to(dtype).isfinite().all())
+    extremes = torch.stack(slot.result().aminmax())
+    return all(map(math.isfinite, extremes.to(slot.taken_dtype()).tolist()))

@@ -268,8 +268,9 @@ class DrivenSteps:
         Raises:
             ExchangeFailedError: The exchange has ended.
         """
+        self.dense.flush()
+        self._stats = self._steps.wait()  # first, since it takes no polling
         refuse = self.dense.wait(check_finite=self._check_finite)
-        self._stats = self._steps.wait()
         self._stream.hand_back()
         return self._stats, refuse
 
