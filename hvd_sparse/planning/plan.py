@@ -227,6 +227,12 @@ class Plan(records.Saved):
         sent = sum(bucket.k for bucket in sparse)
         return sum(bucket.numel for bucket in sparse) / sent if sent else 0.0
 
+    @property
+    def held_back(self) -> float:
+        """Fraction of the entries that a step does not send."""
+        sent = sum(bucket.numel if bucket.dense else bucket.k for bucket in self.buckets)
+        return 1 - sent / sum(bucket.numel for bucket in self.buckets)
+
     def decides_like(self, other: Plan) -> bool:
         """Returns true if both plans decide the same, whatever they predict."""
 

@@ -6,7 +6,10 @@
     JUDGING    rank 0 compares, and tells all ranks which kind of step follows; or, once, if sparse
                steps took much longer than predicted, sends a second plan that allows for it: back
                to SPARSE
-    SETTLED    until it is time to begin again, or a warm-up changes the floor of the plan
+    SETTLED    until it is time to begin again
+
+If a warm-up changes the floor of the plan, it begins again, too; but where sparse steps are far
+ahead, with PLANNING, from the known times, since dense steps would take longer.
 
 All ranks enter the stages at the same steps: a stage lasts a fixed number of steps, whatever a rank
 has measured in them, and rank 0 makes every decision that depends on measured times.
@@ -46,10 +49,16 @@ from hvd_sparse.tuning.verdict_text import verdict
 # Steps of a kind before the timed ones, in which caches, connections and thresholds settle.
 SKIPPED_STEPS = 2
 TIMED_STEPS = 5
-# Margin by which sparse steps must be faster; otherwise gradients are exchanged dense.
+# Fraction of a dense step's time by which sparse steps must be shorter; otherwise gradients are
+# exchanged dense. For noise, and for what a step learns less if it holds all entries back, nearly:
+# at density .01 small models took .9 to 1.3 times dense's steps to a loss (docs/learning.md).
 MARGIN = 0.05
+HELD_BACK_MARGIN = 0.15
 # Excess of sparse steps over their prediction that asks for a second plan.
 SURPRISE = 0.05
+# Fraction of a dense step's time within which sparse steps are far ahead. The first steps of a
+# training, in which dense ones are timed, were up to 1.6 times as slow as later ones.
+FAR_AHEAD = 0.5
 # Fraction of the time that comparisons may cost, and the fewest steps between two of them.
 COMPARISON_SHARE = 0.01
 LEAST_SETTLED_STEPS = 1000
@@ -103,6 +112,12 @@ class Tuning:
     def choices(self) -> tuple[BucketPlan, ...]:
         """The buckets of the next step; none if it is entirely dense."""
         return self.plan.buckets if self.sparse and self.plan else ()
+
+    @property
+    def is_far_ahead(self) -> bool:
+        """True if steps are sparse, and no doubt about the dense ones' time could change that."""
+        sparse, dense = self.sparse_seconds, self.dense_seconds
+        return self.sparse and bool(sparse and dense and sparse < FAR_AHEAD * dense)
 
     @property
     def dense16_seconds(self) -> float | None:
@@ -263,7 +278,11 @@ class Tuner:
     def _advance(self, floor: float) -> None:
         stage, timed = self.tuning.stage, self._steps >= SKIPPED_STEPS + TIMED_STEPS
         if stage is Stage.SETTLED:
-            if self._steps >= self.tuning.settled_steps or floor != self._floor:
+            if floor != self._floor and self.tuning.is_far_ahead:
+                self._floor = floor
+                self._enter(Stage.PLANNING)
+                self._decide([floor], self._make_plan_again, self._use_plan_again)
+            elif floor != self._floor or self._steps >= self.tuning.settled_steps:
                 self._enter(Stage.DENSE, sparse=False)
         elif stage is Stage.DENSE and timed:
             self._floor = floor
@@ -312,22 +331,26 @@ class Tuner:
     def _make_plan(self, rows: Rows) -> str:
         return self._plan_for(self._profile(rows)).to_json()
 
+    def _make_plan_again(self, _: Rows) -> str:
+        assert self.tuning.profile is not None
+        return self._plan_for(self.tuning.profile).to_json()
+
     def _plan_for(self, profile: Profile) -> Plan:
         return make_plan(profile, replace(self._rules, density=self._floor))
 
     def _use_plan(self, rows: Rows, decided: str) -> None:
-        plan = Plan.from_json(decided)
-        found = {
-            "profile": self._profile(rows),
-            "plan": plan,
-            "dense_seconds": known(slowest_step(rows)),
-            "sparse_seconds": None,
-        }
+        dense = known(slowest_step(rows))
+        self._try(Plan.from_json(decided), profile=self._profile(rows), dense_seconds=dense)
+
+    def _use_plan_again(self, _: Rows, decided: str) -> None:
+        self._try(Plan.from_json(decided))
+
+    def _try(self, plan: Plan, **found: Any) -> None:
         log.logger.debug("planned: %s", plan)
         if plan.dense:
-            self._settle(sparse=False, **found)
+            self._settle(sparse=False, plan=plan, sparse_seconds=None, **found)
         else:
-            self._enter(Stage.SPARSE, sparse=True, **found)
+            self._enter(Stage.SPARSE, sparse=True, plan=plan, sparse_seconds=None, **found)
 
     def _judge(self, rows: Rows) -> str:
         step = slowest_step(rows)
@@ -363,7 +386,9 @@ class Tuner:
         self._first = None
         sparse, dense = best.sparse_seconds, best.dense_seconds
         # If no rank could time its steps, nothing shows that sparse ones are faster.
-        faster = sparse is not None and dense is not None and sparse < (1 - MARGIN) * dense
+        assert best.plan is not None
+        most = 1 - margin_of(best.plan)
+        faster = sparse is not None and dense is not None and sparse < most * dense
         self._settle(sparse=faster, sparse_seconds=sparse, plan=best.plan, profile=best.profile)
 
     def _settle(self, **changes: Any) -> None:
@@ -378,8 +403,15 @@ class Tuner:
         if self._floor > self._rules.density:
             return
         if self._is_rank0 and self.tuning.sparse is not self._said:
-            log.logger.log(*verdict(self.tuning, margin=MARGIN))
+            assert self.tuning.plan is not None
+            asked = margin_of(self.tuning.plan)
+            log.logger.log(*verdict(self.tuning, margin=MARGIN, sparse_margin=asked))
         self._said = self.tuning.sparse
+
+
+def margin_of(plan: Plan) -> float:
+    """Returns the fraction of a dense step's time by which a plan's steps must be shorter."""
+    return MARGIN + HELD_BACK_MARGIN * plan.held_back
 
 
 def steps_between(tuning: Tuning) -> int:

@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from hvd_sparse.tuning.tuner import Tuning
 
 
-def verdict(tuning: Tuning, *, margin: float) -> tuple[int, str]:
+def verdict(tuning: Tuning, *, margin: float, sparse_margin: float) -> tuple[int, str]:
     """Returns log level and text: how gradients are exchanged from now on, and why, in numbers.
 
     Args:
         tuning: The tuning, whose comparison has ended.
-        margin: Share of a step's time by which one way must be faster.
+        margin: Fraction of a step's time by which a dense step in 16 bits must be shorter.
+        sparse_margin: Fraction of a dense step's time by which sparse steps must be shorter.
     """
     plan = tuning.plan
     assert plan is not None
@@ -35,9 +36,10 @@ def verdict(tuning: Tuning, *, margin: float) -> tuple[int, str]:
     if plan.dense:
         asked, found = Rules.margin, f"a step takes {dense}, and no sparse plan is predicted to be"
     else:
-        asked, found = margin, f"{found}, and sparse ones must be"
+        held = f"{100 * plan.held_back:.2g} % of the entries"
+        asked, found = sparse_margin, f"{found}, and sparse ones, which hold back {held}, must be"
     return logging.WARNING, (
-        f"gradients travel dense: {found} {100 * asked:g} % faster. Compression helps on slower "
+        f"gradients travel dense: {found} {100 * asked:.2g} % faster. Compression helps on slower "
         "networks or with larger models; adaptive=False sends sparse gradients all the same"
         f"{narrow}"
     )

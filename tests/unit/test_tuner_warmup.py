@@ -13,7 +13,10 @@ from tests.unit.test_tuner import SPARSE, run, tuners
 # Number of steps from the first timed dense one to a verdict; the first 7 are dense.
 COMPARED = 18
 DENSE = 7
-SECONDS = {True: 0.5, False: 1.0}
+DECIDED = 2  # steps that a decision takes
+SECONDS = {True: 0.4, False: 1.0}  # of a sparse step, and of a dense one
+SPARSE_IS_SLOW = {True: 1.0, False: 0.5}
+SPARSE_IS_NEAR = {True: 0.6, False: 1.0}
 
 
 @pytest.fixture
@@ -34,19 +37,38 @@ def begun(changes):
     return [step + 1 for step, stage, _ in changes if stage is Stage.DENSE]
 
 
-def test_every_density_of_a_warm_up_is_planned_for_and_compared(floors):
+def tried(changes):
+    """Returns the steps after which gradients followed a new plan, to be timed."""
+    return [step + 1 for step, stage, _ in changes if stage is Stage.SPARSE]
+
+
+def test_every_density_of_a_warm_up_is_planned_for_without_dense_steps(floors):
     warmup = Warmup(steps=50, densities=(0.25, 0.1))
     ranks = tuners(compression=LAGS(density=0.01, warmup=warmup))
     changes = run(ranks, 1000, SECONDS.__getitem__)
     assert floors == [0.25, 0.1, 0.01]
+    assert tried(changes) == [DENSE + DECIDED, 50 + DECIDED, 100 + DECIDED]
+    assert begun(changes) == []
+    assert all(sparse for step, _, sparse in changes if step > COMPARED)
+    assert all(one.tuning.dense_seconds == SECONDS[False] for one in ranks)
+
+
+def test_dense_steps_are_timed_again_where_sparse_ones_are_not_far_ahead(floors):
+    warmup = Warmup(steps=50, densities=(0.25, 0.1))
+    changes = run(tuners(compression=LAGS(warmup=warmup)), 1000, SPARSE_IS_NEAR.__getitem__)
     assert begun(changes) == [50, 100]
-    assert all(one.tuning.sparse for one in ranks)
+
+
+def test_steps_that_are_dense_are_timed_again_for_every_density_of_a_warm_up(floors):
+    warmup = Warmup(steps=50, densities=(0.25, 0.1))
+    changes = run(tuners(compression=LAGS(warmup=warmup)), 1000, SPARSE_IS_SLOW.__getitem__)
+    assert tried(changes) == [step + DENSE + DECIDED for step in (0, 50, 100)]
 
 
 def test_a_density_that_is_the_same_is_no_reason(floors):
     warmup = Warmup(steps=50, densities=(0.1, 0.1, 0.001))
     ranks = tuners(compression=LAGS(density=0.01, warmup=warmup))
-    assert begun(run(ranks, 1000, SECONDS.__getitem__)) == [100]
+    assert tried(run(ranks, 1000, SECONDS.__getitem__))[1:] == [100 + DECIDED]
     assert floors == [0.1, 0.01]
 
 
@@ -55,9 +77,9 @@ def test_a_warm_up_that_ends_amid_a_comparison_begins_another_behind_it(floors, 
     ranks = tuners(compression=LAGS(density=0.01, warmup=Warmup(steps=steps, densities=(0.25,))))
     changes = run(ranks, 1000, SECONDS.__getitem__)
     if steps <= DENSE:  # the warm-up ends before the plan
-        assert (floors, begun(changes)) == ([0.01], [])
+        assert (floors, tried(changes)[1:]) == ([0.01], [])
     else:
-        assert (floors, begun(changes)) == ([0.25, 0.01], [COMPARED + 1])
+        assert (floors, tried(changes)[1:]) == ([0.25, 0.01], [COMPARED + 1 + DECIDED])
 
 
 def test_a_second_plan_is_for_the_warm_up_as_well(floors):
@@ -81,4 +103,4 @@ def test_a_resumed_run_looks_again_when_the_first_would_have(floors, warmup, cut
     for one in second:
         one.load(first[0].state(), steps=cut)
     both = [run(ranks, 100, SECONDS.__getitem__, before=cut) for ranks in (first, second)]
-    assert begun(both[0]) == begun(both[1]) == again
+    assert tried(both[0]) == tried(both[1]) == [step + DECIDED for step in again]
