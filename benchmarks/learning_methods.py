@@ -258,6 +258,27 @@ class DDP(Learner):
         return total / self._dist.get_world_size()
 
 
+class Hooked(DDP):
+    """DDP with a compression of hvd_sparse.
+
+    Args:
+        setup: The starting point.
+        mode: The compression, as modes.compression_of reads it.
+    """
+
+    def __init__(self, setup: Setup, *, mode: str) -> None:
+        import hvd_sparse.ddp as hvd_sparse
+
+        super().__init__(setup)
+        self._package = hvd_sparse
+        hvd_sparse.attach(self._wrapped, self.optimizer, compression_of(mode))
+
+    def report(self) -> dict[str, Any]:
+        tuned = self._package.tuning(self.optimizer)
+        told = {"summary": self._package.summary(self.optimizer)}
+        return told if tuned is None else told | {"tuning": str(tuned)}
+
+
 class PostLocal(DDP):
     """PyTorch's post-local SGD: first DDP, and then ranks that average their weights now and then.
 

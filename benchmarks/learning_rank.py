@@ -18,7 +18,7 @@ import typer
 from ddp_methods import join_ddp
 from gloo_world import prepare
 from learning_kin import EF21, DeMo, MicroAdam, SparseAverage
-from learning_methods import DDP, Average, Dense, Learner, PostLocal, Setup, Sparse
+from learning_methods import DDP, Average, Dense, Hooked, Learner, PostLocal, Setup, Sparse
 from learning_prototypes import ErrorFeedback
 from learning_tasks import TASKS, Batch
 from machine import bytes_sent_by
@@ -30,6 +30,7 @@ METHODS: dict[str, type[Learner]] = {
     "WarmedUp": Sparse,
     "Average": Average,
     "DDP": DDP,
+    "Hooked": Hooked,
     "PostLocal": PostLocal,
     "ErrorFeedback": ErrorFeedback,
     "DeMo": DeMo,

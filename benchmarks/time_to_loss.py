@@ -111,6 +111,7 @@ TODAY = {
     "GTopK .01, own momentum": "GTopK(density=0.01, momentum_correction=0)",
     "GaussianK .01, own momentum": "GaussianK(density=0.01, momentum_correction=0)",
     "DDP": "DDP",
+    "DDP, LAGS": 'Hooked(mode="LAGS")',
     "DDP, fp16": 'DDP(hook="fp16")',
     "DDP, PowerSGD 1": 'DDP(hook="powersgd", matrix_rank=1)',
     "DDP, PowerSGD 4": 'DDP(hook="powersgd", matrix_rank=4)',
@@ -210,6 +211,7 @@ FINALISTS = {
 # Methods that only a network tells apart, and whose learning rate they take.
 SAME_WITHOUT_A_NETWORK = {
     "LAGS": TODAY["LAGS, not adaptive"],
+    "DDP, LAGS": TODAY["LAGS, not adaptive"],
     "local auto, LAGS .1": TODAY["local 8, LAGS .1"],
     "dense, fp16": "Dense",
     "DDP": "Dense",
