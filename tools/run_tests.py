@@ -56,7 +56,7 @@ LONG_CPP = (
     "DenseWorkOnDevice.CodesHaveTheBitsOfTheCpu",
     "DeviceLaunches.AStepThatCorrectsMomentumTakesNoMore",
     "DeviceOutOfMemory.InAnyAllocationOfAStepLosesNothing/Devices_gaussian",
-    "FeedbackOfType.AccumulateAndTakeEqualsOneAfterTheOther.*<(double|hvd_sparse::Float16)>",
+    "FeedbackOfType.TakingEqualsOneAfterTheOther.*<(double|hvd_sparse::Float16)>",
     "FollowThreshold.TheMeanCountIsK",
     "On/OutOfMemory.InAnyAllocationOfAStepLosesNothing/ItsOwnThread",
     "ScatterInto.EqualsThePlainLoopWhere.*<(double|hvd_sparse::Float16)>",

@@ -63,7 +63,14 @@ void BlockExchange::Mask(const SparseBlock& leaving, const Kernels& kernels) {
   const Span<float> velocity = record_.launch.MaskedVelocity();
   if (velocity.data == nullptr) return;
   masked_.Reset(leaving.count());
-  kernels.TakeAt(velocity, {leaving.indices(), leaving.count()}, 0, 0, &masked_);
+  const auto taken = kernels.NewCandidates(velocity, 0, leaving.count(), &masked_);
+  try {
+    taken->TakeAt(velocity, {leaving.indices(), leaving.count()});
+    taken->Fetch();
+  } catch (...) {  // out of memory
+    taken->PutBack();
+    throw;
+  }
   masked_.Finish(leaving.count());
   is_masked_ = true;
 }

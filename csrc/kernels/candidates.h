@@ -1,60 +1,47 @@
-/// A selection's candidates where they lie on a device, until the sparsifier has made its choice.
+/// The entries that are taken from one segment, until a sparsifier has made its choice.
 ///
-/// Most candidates return to the residual, so they are sifted where they are, and only the entries
-/// that stay cross the bus. Candidates on the CPU lie in the block from the beginning.
+/// Taking moves entries from a residual: residual[i] becomes zero, and its value and its position
+/// in the bucket are kept here. Entries that the sparsifier does not want return to the residual,
+/// and the others end in a block that is being written. So every value is at exactly one place at
+/// any time.
+///
+/// There is one implementation per type of device: csrc/kernels/cpu_candidates.h, where candidates
+/// lie in the block from the beginning, and csrc/cuda/kernels/device_candidates.h. Most candidates
+/// return to the residual, so a GPU sifts them where they are, and only the entries that stay cross
+/// the bus.
 
 #ifndef HVD_SPARSE_KERNELS_CANDIDATES_H_
 #define HVD_SPARSE_KERNELS_CANDIDATES_H_
 
-#include <array>
-#include <cmath>
 #include <cstdint>
 
-#include "csrc/base/sparse_block.h"
 #include "csrc/base/types.h"
+#include "csrc/kernels/sign_groups.h"
 
 namespace hvd_sparse {
 
 struct Feedback;
 struct Tally;
-
-/// The largest entries of one sign: magnitudes beyond `cut`, and the first `ties` that equal it.
-struct SignGroup {
-  bool negative = false;
-  float cut = 0;
-  std::int64_t ties = 0;
-  std::int64_t count = 0;  ///< of all its entries
-
-  bool Has(float value) const { return value != 0 && (value < 0) == negative; }
-
-  /// Returns a predicate that accepts the group's entries among values that it is asked in order.
-  auto Keeps() const {
-    return [group = *this](float value) mutable {
-      if (!group.Has(value)) return false;
-      const float magnitude = std::fabs(value);
-      return magnitude > group.cut || (magnitude == group.cut && group.ties-- > 0);
-    };
-  }
-};
-
-/// The magnitudes of a group's entries.
-struct SignSum {
-  SignGroup group;
-  double sum = 0;
-  double error = 0;  ///< limit of the difference from the sum that is added up in order
-  float least = INFINITY;
-};
+struct TopKCut;
 
 /// Entries taken from one segment, in ascending order. After a call that throws, PutBack still
 /// returns all of them to the residual.
+///
+/// A residual from which entries are taken is a part of the bucket, and parts follow each other.
 class Candidates {
  public:
   virtual ~Candidates() = default;
 
-  /// Applies error feedback if there is a gradient; then takes the entries with |x| > threshold
-  /// from a part of the segment, whose place in the bucket is `offset`, while there is room. Parts
-  /// follow each other.
-  virtual Tally Take(const Feedback& feedback, float threshold, Index offset) = 0;
+  /// Applies error feedback if there is a gradient; then takes the entries with |x| > threshold, in
+  /// order, while there is room, and counts all of them. This is one pass: it reads the gradient
+  /// and the residual once and writes the residual once.
+  virtual Tally Take(const Feedback& feedback, float threshold) = 0;
+
+  /// Takes the entries that `cut` keeps, while there is room.
+  virtual void TakeCut(Span<float> residual, TopKCut cut) = 0;
+
+  /// Takes the entries of `residual` at ascending positions, zeros included, while there is room.
+  virtual void TakeAt(Span<float> residual, Span<const Index> positions) = 0;
 
   /// Puts back all but the k largest magnitudes; ties go to the lower index.
   virtual void KeepTopK(std::int64_t k) = 0;
@@ -70,12 +57,17 @@ class Candidates {
   /// Returns the smallest magnitude of at least one candidate.
   virtual float Smallest() = 0;
 
-  /// Returns the k largest of either sign, or all: of the positive ones, of the negative ones.
-  virtual std::array<SignSum, 2> LargestOfSigns(std::int64_t k) = 0;
+  /// Returns the k largest of either sign, or all.
+  virtual SignSums LargestOfSigns(std::int64_t k) = 0;
 
-  /// Copies the candidates to a block, behind its `filled` entries.
-  virtual void Fetch(std::int64_t filled, SparseBlock* out) = 0;
+  /// Completes the block: until the next call that changes them, the candidates lie there, too.
+  virtual void Fetch() = 0;
 };
+
+/// Returns where a part of a bucket begins.
+inline Index OffsetIn(Span<float> bucket, Span<float> part) {
+  return static_cast<Index>(part.data - bucket.data);
+}
 
 }  // namespace hvd_sparse
 

@@ -1,4 +1,5 @@
-/// Passes over dense arrays on the CPU; contracts in kernels.h, and below where they differ.
+/// Passes over dense arrays on the CPU; contracts in kernels.h and candidates.h, and below
+/// where they differ.
 
 #ifndef HVD_SPARSE_KERNELS_CPU_DENSE_H_
 #define HVD_SPARSE_KERNELS_CPU_DENSE_H_

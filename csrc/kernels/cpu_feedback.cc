@@ -222,13 +222,14 @@ Tally TakeAbove(Span<float> residual, float threshold, Index offset, Room room) 
                       });
 }
 
-void TakeAt(Span<float> residual, Span<const Index> positions, Index offset, Room room) {
+std::int64_t TakeAt(Span<float> residual, Span<const Index> positions, Index offset, Room room) {
   const std::int64_t count = std::min(positions.size, room.size);
   for (std::int64_t i = 0; i < count; ++i) {
     room.indices[i] = offset + positions[i];
     room.values[i] = residual[positions[i]];
     residual[positions[i]] = 0;
   }
+  return count;
 }
 
 void Sample(const Feedback& feedback, std::int64_t count, std::uint64_t seed,

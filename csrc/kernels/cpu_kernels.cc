@@ -4,6 +4,7 @@
 
 #include "csrc/kernels/clones.h"
 #include "csrc/kernels/cpu_blocks.h"
+#include "csrc/kernels/cpu_candidates.h"
 #include "csrc/kernels/cpu_dense.h"
 #include "csrc/kernels/cpu_feedback.h"
 #include "csrc/kernels/cpu_join.h"
@@ -19,29 +20,13 @@ class CpuKernelsImpl final : public Kernels {
     return cpu::Accumulate(feedback);
   }
 
-  Tally AccumulateAndTake(const Feedback& feedback, float threshold, Index offset,
-                          std::int64_t filled, std::int64_t limit,
-                          SparseBlock* out) const override {
-    return cpu::AccumulateAndTake(feedback, threshold, offset, cpu::RoomOf(out, filled, limit));
-  }
-
-  Tally TakeAbove(Span<float> residual, float threshold, Index offset, std::int64_t filled,
-                  std::int64_t limit, SparseBlock* out) const override {
-    return cpu::TakeAbove(residual, threshold, offset, cpu::RoomOf(out, filled, limit));
-  }
-
   TopKCut FindTopK(Span<const float> dense, std::int64_t k) const override {
     return cpu::FindTopK(dense, k);
   }
 
-  std::int64_t TakeCut(Span<float> residual, TopKCut cut, Index offset, std::int64_t filled,
-                       SparseBlock* out) const override {
-    return cpu::TakeCut(residual, cut, offset, cpu::RoomOf(out, filled, out->capacity()));
-  }
-
-  void TakeAt(Span<float> residual, Span<const Index> positions, Index offset, std::int64_t filled,
-              SparseBlock* out) const override {
-    cpu::TakeAt(residual, positions, offset, cpu::RoomOf(out, filled, out->capacity()));
+  std::unique_ptr<Candidates> NewCandidates(Span<float> bucket, std::int64_t filled,
+                                            std::int64_t room, SparseBlock* out) const override {
+    return std::make_unique<cpu::CpuCandidates>(bucket, filled, room, out);
   }
 
   Moments ComputeMoments(Span<const float> dense) const override {

@@ -1,9 +1,10 @@
 /// The kernels of a device: all operations on gradient memory, and nothing else.
 ///
 /// There is one implementation per type of device: csrc/kernels/cpu_kernels.cc and
-/// csrc/cuda/kernels/cuda_kernels.cc; kernels_for.h chooses. Every call is deterministic: the same
-/// input gives the same bits, whatever the instruction set. Entries of a block are in ascending
-/// index order; ties in magnitude go to the lower index.
+/// csrc/cuda/kernels/cuda_kernels.cc; kernels_for.h chooses. Taking entries from a residual has an
+/// interface of its own, candidates.h. Every call is deterministic: the same input gives the same
+/// bits, whatever the instruction set. Entries of a block are in ascending index order; ties in
+/// magnitude go to the lower index.
 ///
 /// Residuals and gradients lie on the device of the kernels. Blocks and all other arguments and
 /// results lie in CPU memory.
@@ -40,7 +41,7 @@ struct TopKCut {
 /// The counts of a pass over an array.
 struct Tally {
   std::int64_t above = 0;       ///< entries above the threshold, with or without room
-  std::int64_t taken = 0;       ///< entries moved to the block
+  std::int64_t taken = 0;       ///< entries taken
   std::int64_t not_finite = 0;  ///< results of error feedback that were not finite
 };
 
@@ -83,10 +84,6 @@ class ResidualAfterJoin {
 };
 
 /// The kernels of one device.
-///
-/// Taking moves entries from a residual to a block that is being written: residual[i] becomes zero,
-/// and the block gains (offset + i, residual[i]) behind its `filled` entries. So every value is at
-/// exactly one place at any time.
 class Kernels {
  public:
   virtual ~Kernels() = default;
@@ -94,35 +91,15 @@ class Kernels {
   /// Applies error feedback; returns the number of results that were not finite.
   virtual std::int64_t Accumulate(const Feedback& feedback) const = 0;
 
-  /// Applies error feedback, and TakeAbove to the result, in one pass: reads the gradient and the
-  /// residual once and writes the residual once.
-  virtual Tally AccumulateAndTake(const Feedback& feedback, float threshold, Index offset,
-                                  std::int64_t filled, std::int64_t limit,
-                                  SparseBlock* out) const = 0;
-
-  /// Takes the entries with |residual[i]| > threshold, in order, until the block holds `limit`
-  /// entries; counts all of them. limit <= out->capacity().
-  virtual Tally TakeAbove(Span<float> residual, float threshold, Index offset, std::int64_t filled,
-                          std::int64_t limit, SparseBlock* out) const = 0;
-
   /// Returns the cut that keeps the k largest magnitudes; 1 <= k <= dense.size. Zeros and NaN are
   /// never kept: with fewer than k other entries the cut is {0, 0}, which keeps all of these.
   virtual TopKCut FindTopK(Span<const float> dense, std::int64_t k) const = 0;
 
-  /// Takes the entries that `cut` keeps; returns their number.
-  virtual std::int64_t TakeCut(Span<float> residual, TopKCut cut, Index offset, std::int64_t filled,
-                               SparseBlock* out) const = 0;
-
-  /// Returns a place on the device for at most `room` candidates of a segment of `bucket`; null if
-  /// entries are taken straight to a block. A thread has one such place at a time.
-  virtual std::unique_ptr<Candidates> NewCandidates(std::int64_t /*room*/,
-                                                    Span<float> /*bucket*/) const {
-    return nullptr;
-  }
-
-  /// Takes the entries of `residual` at ascending positions, zeros included.
-  virtual void TakeAt(Span<float> residual, Span<const Index> positions, Index offset,
-                      std::int64_t filled, SparseBlock* out) const = 0;
+  /// Returns a place for entries that are taken from a segment of `bucket`: behind the first
+  /// `filled` ones of `out`, which has room for at least `room` more. On a device, a thread has one
+  /// such place at a time.
+  virtual std::unique_ptr<Candidates> NewCandidates(Span<float> bucket, std::int64_t filled,
+                                                    std::int64_t room, SparseBlock* out) const = 0;
 
   virtual Moments ComputeMoments(Span<const float> dense) const = 0;
 

@@ -15,10 +15,8 @@
 /// Sattler et al., "Sparse binary compression", IJCNN 2019, https://arxiv.org/abs/1805.08768.
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <functional>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -27,52 +25,6 @@
 
 namespace hvd_sparse {
 namespace {
-
-using SignSums = std::array<SignSum, 2>;  // of the positive entries, and of the negative ones
-
-/// Cuts a group to the `count` largest; `magnitudes` begins with these, the last one the least.
-void CutTo(std::int64_t count, const std::vector<float>& magnitudes, SignGroup* group) {
-  const auto end = magnitudes.begin() + count;
-  group->cut = *(end - 1);
-  group->ties =
-      count - std::count_if(magnitudes.begin(), end, [&](float one) { return one > group->cut; });
-  group->count = count;
-}
-
-/// Returns the magnitudes of a group's entries; valid until the next call on this thread.
-std::vector<float>& MagnitudesOf(const SignGroup& group, Span<const float> values) {
-  thread_local std::vector<float> magnitudes;
-  magnitudes.clear();
-  auto keeps = group.Keeps();
-  for (const float value : values) {
-    if (keeps(value)) magnitudes.push_back(std::fabs(value));
-  }
-  return magnitudes;
-}
-
-/// Returns the largest entries of a sign, at most k.
-SignGroup LargestOf(bool negative, std::int64_t k, Span<const float> values) {
-  SignGroup group{negative};
-  std::vector<float>& magnitudes = MagnitudesOf(group, values);
-  group.count = static_cast<std::int64_t>(magnitudes.size());
-  if (group.count <= k) return group;
-  std::nth_element(magnitudes.begin(), magnitudes.begin() + k - 1, magnitudes.end(),
-                   std::greater<>());
-  CutTo(k, magnitudes, &group);
-  return group;
-}
-
-/// Returns the sum of the largest entries of a sign, added in order.
-SignSum SumOf(bool negative, std::int64_t k, Span<const float> values) {
-  SignSum sum{LargestOf(negative, k, values)};
-  auto keeps = sum.group.Keeps();
-  for (const float value : values) {
-    if (!keeps(value)) continue;
-    sum.sum += std::fabs(double{value});
-    sum.least = std::min(sum.least, std::fabs(value));
-  }
-  return sum;
-}
 
 bool IsWithinTwiceTheLeast(double sum, std::int64_t count, float least) {
   return sum <= 2.0 * least * static_cast<double>(count);
@@ -104,14 +56,15 @@ const SignSum& Stays(const SignSums& sums, std::int64_t k, float bound) {
   return rank(sums[1]) > rank(sums[0]) ? sums[1] : sums[0];
 }
 
-/// Returns true if sums that were added in another order lead to the same choice as those that were
-/// added in order.
+/// Returns true if the sums lead to the same choice as those that are added in order.
 bool IsClear(const SignSums& sums, std::int64_t k, float bound) {
+  const double error = sums[0].error + sums[1].error;
+  if (error == 0) return true;         // they have been added in order
   constexpr double kRounding = 1e-15;  // of Rank, more than twice
   const double plus = Rank(sums[0], k, bound), minus = Rank(sums[1], k, bound);
   const SignSum& stays = Stays(sums, k, bound);
   const double limit = 2.0 * stays.least * static_cast<double>(stays.group.count);
-  return std::fabs(plus - minus) > sums[0].error + sums[1].error + kRounding * (plus + minus) &&
+  return std::fabs(plus - minus) > error + kRounding * (plus + minus) &&
          std::fabs(stays.sum - limit) > stays.error;
 }
 
@@ -131,12 +84,9 @@ class OneSign final : public Sparsifier {
 
     const bool has_more = selection->taken() == most && most < selection->size();
     const float bound = has_more ? selection->Smallest() : 0.0f;
-    std::optional<SignSums> sums = selection->LargestOfSigns(k);
-    if (!sums || !IsClear(*sums, k, bound)) {
-      const Span<const float> values = selection->values();
-      sums = {SumOf(false, k, values), SumOf(true, k, values)};
-    }
-    const SignSum& stays = Stays(*sums, k, bound);
+    SignSums sums = selection->LargestOfSigns(k);
+    if (!IsClear(sums, k, bound)) sums = LargestOfSigns(selection->values(), k);
+    const SignSum& stays = Stays(sums, k, bound);
     SignGroup group = stays.group;
     if (!IsWithinTwiceTheLeast(stays.sum, group.count, stays.least)) {
       Level(selection->values(), &group);

@@ -45,7 +45,7 @@ float SampledThreshold(Span<const float> sample, std::int64_t k, const Selection
   return std::nextafter(cut.magnitude, 0.0f);  // that entry exceeds it, too
 }
 
-std::int64_t Candidates(std::int64_t k) { return k + k / 3 + 32; }
+std::int64_t CandidatesFor(std::int64_t k) { return k + k / 3 + 32; }
 
 std::int64_t RoomForCandidates(std::int64_t k, std::int64_t numel) {
   return std::min(2 * k + 256, numel);
@@ -56,7 +56,7 @@ std::int64_t TakeTopKAbove(float threshold, std::int64_t k, Selection* selection
   if (threshold > 0 && TryCandidates(threshold, k, selection, &above)) return above;
   if (selection->size() > kSmallSegment) {
     const Span<const float> sample = SampleWith(kHits, k, *selection);
-    const float sampled = SampledThreshold(sample, Candidates(k), *selection);
+    const float sampled = SampledThreshold(sample, CandidatesFor(k), *selection);
     if (TryCandidates(sampled, k, selection, &above_sampled)) return above;
   }
   selection->TakeTopK(k);

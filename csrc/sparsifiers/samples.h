@@ -19,7 +19,7 @@ Span<const float> SampleWith(std::int64_t hits, std::int64_t k, const Selection&
 float SampledThreshold(Span<const float> sample, std::int64_t k, const Selection& selection);
 
 /// Returns how many candidates to aim at for an exact top-k: enough that noise leaves k of them.
-std::int64_t Candidates(std::int64_t k);
+std::int64_t CandidatesFor(std::int64_t k);
 
 /// Returns the most candidates that there may be.
 std::int64_t RoomForCandidates(std::int64_t k, std::int64_t numel);

@@ -1,8 +1,5 @@
 #include "csrc/sparsifiers/selection.h"
 
-#include <algorithm>
-#include <cmath>
-
 namespace hvd_sparse {
 
 Selection::Selection(Span<const Feedback> feedback, Span<float> residual, Index offset,
@@ -11,11 +8,10 @@ Selection::Selection(Span<const Feedback> feedback, Span<float> residual, Index 
     : feedback_(feedback),
       residual_(residual),
       offset_(offset),
-      begin_(filled),
+      filled_(filled),
       room_(room),
       kernels_(kernels),
-      out_(out),
-      end_(filled) {}
+      out_(out) {}
 
 Span<const float> Selection::Sample(std::int64_t count, std::uint64_t seed) const {
   thread_local std::vector<float> sample;
@@ -33,102 +29,40 @@ Span<const float> Selection::Sample(std::int64_t count, std::uint64_t seed) cons
 }
 
 std::int64_t Selection::TakeAbove(float threshold) {
-  if (candidates_ == nullptr) candidates_ = kernels_.NewCandidates(room_, Bucket());
+  Candidates& candidates = Own();
   std::int64_t above = 0;
-  const auto note = [&](const Tally& tally) {
+  const auto take = [&](const Feedback& part) {
+    const Tally tally = candidates.Take(part, threshold);
     above += tally.above;
-    end_ += tally.taken;
     not_finite_ += tally.not_finite;
   };
   if (HasAccumulated()) {
-    note(Take({{}, 1, 1, residual_}, threshold, offset_));
+    take({{}, 1, 1, residual_});
     return above;
   }
-  Index offset = offset_;
   for (const Feedback& part : feedback_) {
-    note(Take(part, threshold, offset));
+    take(part);
     ++joined_;
-    offset += static_cast<Index>(part.residual.size);
   }
   return above;
 }
 
-Tally Selection::Take(const Feedback& part, float threshold, Index offset) {
-  if (candidates_ != nullptr) return candidates_->Take(part, threshold, offset);
-  const std::int64_t limit = begin_ + room_;
-  return part.grad.data == nullptr
-             ? kernels_.TakeAbove(part.residual, threshold, offset, end_, limit, out_)
-             : kernels_.AccumulateAndTake(part, threshold, offset, end_, limit, out_);
-}
-
 void Selection::TakeTopK(std::int64_t k) {
   const TopKCut cut = kernels_.FindTopK(Dense(), k);
-  end_ += kernels_.TakeCut(residual_, cut, offset_, end_, out_);
+  Own().TakeCut(residual_, cut);
 }
 
 void Selection::TakeAt(Span<const Index> positions) {
   Dense();
-  kernels_.TakeAt(residual_, positions, offset_, end_, out_);
-  end_ += positions.size;
+  Own().TakeAt(residual_, positions);
 }
 
-float Selection::Smallest() {
-  if (IsOnDevice()) return candidates_->Smallest();
-  float smallest = INFINITY;
-  for (const float value : values()) smallest = std::min(smallest, std::fabs(value));
-  return smallest;
-}
-
-std::optional<std::array<SignSum, 2>> Selection::LargestOfSigns(std::int64_t k) {
-  if (!IsOnDevice()) return std::nullopt;
-  return candidates_->LargestOfSigns(k);
-}
-
-void Selection::KeepTopK(std::int64_t k) {
-  if (IsOnDevice()) {
-    candidates_->KeepTopK(k);
-    NoteCandidates();
-    return;
+Candidates& Selection::Own() {
+  if (candidates_ == nullptr) {
+    const Span<float> bucket(residual_.data - offset_, offset_ + size());
+    candidates_ = kernels_.NewCandidates(bucket, filled_, room_, out_);
   }
-  end_ = kernels_.KeepTopK(k, begin_, end_, out_, Bucket());
-}
-
-void Selection::Keep(const SignGroup& group) {
-  if (IsOnDevice()) {
-    candidates_->Keep(group);
-    NoteCandidates();
-    return;
-  }
-  auto keeps = group.Keeps();
-  std::int64_t kept = begin_;
-  for (std::int64_t i = begin_; i < end_; ++i) {
-    if (!keeps(out_->values()[i])) continue;
-    std::swap(out_->indices()[kept], out_->indices()[i]);
-    std::swap(out_->values()[kept++], out_->values()[i]);
-  }
-  if (kept < end_) kernels_.PutBack(*out_, kept, end_, Bucket());
-  end_ = kept;
-}
-
-void Selection::PutBack() {
-  if (IsOnDevice()) {
-    candidates_->PutBack();
-    NoteCandidates();
-    return;
-  }
-  if (begin_ < end_) kernels_.PutBack(*out_, begin_, end_, Bucket());
-  end_ = begin_;
-}
-
-void Selection::Finish() {
-  if (!IsOnDevice() || is_fetched_) return;
-  candidates_->Fetch(begin_, out_);
-  is_fetched_ = true;
-}
-
-void Selection::NoteCandidates() {
-  end_ = begin_ + candidates_->count();
-  is_fetched_ = false;
+  return *candidates_;
 }
 
 Span<const float> Selection::Dense() {

@@ -2,18 +2,15 @@
 ///
 /// Sparsifiers are written in terms of it: take entries above a threshold, check their count, keep
 /// the largest of them, or put them all back and try another threshold. The first take does error
-/// feedback in the same pass; at any time each value is in one place, the residual or the block.
-/// On a GPU, entries that are taken above a threshold stay there (csrc/kernels/candidates.h) until
-/// their values are asked for, or the selection ends.
+/// feedback in the same pass; at any time each value is in one place, the residual or the
+/// candidates (csrc/kernels/candidates.h), which lie on the device of the residual until their
+/// values are asked for, or the selection ends.
 
 #ifndef HVD_SPARSE_SPARSIFIERS_SELECTION_H_
 #define HVD_SPARSE_SPARSIFIERS_SELECTION_H_
 
-#include <array>
 #include <cstdint>
 #include <memory>
-#include <optional>
-#include <utility>
 #include <vector>
 
 #include "csrc/base/sparse_block.h"
@@ -40,18 +37,17 @@ class Selection {
   std::int64_t not_finite() const { return not_finite_; }
 
   /// The number of entries taken, and their values.
-  std::int64_t taken() const { return end_ - begin_; }
+  std::int64_t taken() const { return candidates_ == nullptr ? 0 : candidates_->count(); }
   Span<const float> values() {
     Finish();
-    return {out_->values() + begin_, taken()};
+    return {out_->values() + filled_, taken()};
   }
 
   /// Returns the smallest magnitude of the entries taken, of which there is at least one.
-  float Smallest();
+  float Smallest() { return candidates_->Smallest(); }
 
-  /// Returns the k largest of either sign among the entries taken, or all: of the positive ones, of
-  /// the negative ones. Nothing if the entries lie in the block.
-  std::optional<std::array<SignSum, 2>> LargestOfSigns(std::int64_t k);
+  /// Returns the k largest of either sign among the entries taken, or all. There is at least one.
+  SignSums LargestOfSigns(std::int64_t k) { return candidates_->LargestOfSigns(k); }
 
   /// Returns about `count` entries of the segment as they are after error feedback, drawn by the
   /// seed from all over it. Cheap, also before error feedback. Valid until the next call on this
@@ -70,48 +66,44 @@ class Selection {
   void TakeAt(Span<const Index> positions);
 
   /// Puts back all taken entries except the k largest magnitudes.
-  void KeepTopK(std::int64_t k);
+  void KeepTopK(std::int64_t k) {
+    if (taken() > 0) candidates_->KeepTopK(k);
+  }
 
   /// Puts back all taken entries except those of a group.
-  void Keep(const SignGroup& group);
+  void Keep(const SignGroup& group) {
+    if (taken() > 0) candidates_->Keep(group);
+  }
 
   /// Puts back all taken entries. Allocates nothing.
-  void PutBack();
+  void PutBack() {
+    if (taken() > 0) candidates_->PutBack();
+  }
 
   /// Completes the block: the entries taken lie there from now on.
-  void Finish();
+  void Finish() {
+    if (taken() > 0) candidates_->Fetch();
+  }
 
   /// Completes error feedback; returns the residual, without the taken entries.
   Span<const float> Dense();
 
  private:
-  /// Takes entries from a part of the segment, whose error feedback has been done if it has no
-  /// gradient.
-  Tally Take(const Feedback& part, float threshold, Index offset);
-
-  bool IsOnDevice() const { return candidates_ != nullptr && candidates_->count() > 0; }
-
-  /// Notes how many candidates are left.
-  void NoteCandidates();
-
-  /// Returns the bucket up to the segment's end: blocks hold positions in the bucket.
-  Span<float> Bucket() const { return {residual_.data - offset_, residual_.size + offset_}; }
+  /// Returns the candidates, which take memory from then on.
+  Candidates& Own();
 
   bool HasAccumulated() const { return joined_ == feedback_.size; }
 
   const Span<const Feedback> feedback_;
   const Span<float> residual_;
   const Index offset_;
-  const std::int64_t begin_, room_;
+  const std::int64_t filled_, room_;
   const Kernels& kernels_;
   SparseBlock* const out_;
 
-  std::int64_t end_;  // of the entries taken
   std::int64_t not_finite_ = 0;
-  std::int64_t joined_ = 0;  // gradients whose error feedback is done
-
-  std::unique_ptr<Candidates> candidates_;  // null before they are needed, and on the CPU
-  bool is_fetched_ = false;                 // the block has them, too
+  std::int64_t joined_ = 0;                 // gradients whose error feedback is done
+  std::unique_ptr<Candidates> candidates_;  // null until entries are taken
 };
 
 }  // namespace hvd_sparse

@@ -51,7 +51,7 @@ class TopK final : public Sparsifier {
 }  // namespace
 
 void TakePredictedTopK(std::int64_t k, SelectionState* state, Selection* selection) {
-  const float tried = Predicted(Candidates(k), k, *state);
+  const float tried = Predicted(CandidatesFor(k), k, *state);
   const std::int64_t above = TakeTopKAbove(tried, k, selection);
 
   if (selection->taken() < k) {  // there are no more non-zeros

@@ -10,6 +10,7 @@
 #include "csrc/kernels/kernels.h"
 #include "tests/csrc/entries.h"
 #include "tests/csrc/kernel_threads.h"
+#include "tests/csrc/taking.h"
 
 namespace hvd_sparse {
 namespace {
@@ -201,7 +202,7 @@ TEST(PutBack, UndoesTakingToTheBit) {
       std::vector<float> residual = before;
       SparseBlock block;
       block.Reset(limit);
-      const Tally tally = CpuKernels().TakeAbove(residual, 0.5f, 0, 0, limit, &block);
+      const Tally tally = TakeAbove(CpuKernels(), residual, 0.5f, {limit}, &block);
       const std::int64_t middle = tally.taken / 2;
       CpuKernels().PutBack(block, middle, tally.taken, residual);
       EXPECT_EQ(middle == 0, static_cast<bool>(SameBits(residual, before)));
@@ -228,7 +229,7 @@ TEST(PutBack, UndoesSettleToTheBit) {
   std::vector<float> residual = before;
   SparseBlock selected, reduced;
   selected.Reset(2000);
-  selected.Finish(CpuKernels().TakeAbove(residual, 0.5f, 0, 0, 2000, &selected).taken);
+  selected.Finish(TakeAbove(CpuKernels(), residual, 0.5f, {2000}, &selected).taken);
   reduced.CopyFrom(selected);
   for (std::int64_t i = 0; i < reduced.count(); i += 2) {
     reduced.indices()[i] = Marked(reduced.indices()[i], true);

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/kernels/cpu_candidates.h"
 #include "csrc/kernels/kernels.h"
 
 namespace hvd_sparse {
@@ -23,31 +24,13 @@ class CountingKernels final : public Kernels {
     Look(feedback.residual);
     return cpu_.Accumulate(feedback);
   }
-  Tally AccumulateAndTake(const Feedback& feedback, float threshold, Index offset,
-                          std::int64_t filled, std::int64_t limit,
-                          SparseBlock* out) const override {
-    Look(feedback.residual);
-    thresholds_.push_back(threshold);
-    return cpu_.AccumulateAndTake(feedback, threshold, offset, filled, limit, out);
-  }
-  Tally TakeAbove(Span<float> residual, float threshold, Index offset, std::int64_t filled,
-                  std::int64_t limit, SparseBlock* out) const override {
-    Look(residual);
-    thresholds_.push_back(threshold);
-    return cpu_.TakeAbove(residual, threshold, offset, filled, limit, out);
-  }
   TopKCut FindTopK(Span<const float> dense, std::int64_t k) const override {
     for (int pass = 0; pass < 3; ++pass) Look(dense);
     return cpu_.FindTopK(dense, k);
   }
-  std::int64_t TakeCut(Span<float> residual, TopKCut cut, Index offset, std::int64_t filled,
-                       SparseBlock* out) const override {
-    Look(residual);
-    return cpu_.TakeCut(residual, cut, offset, filled, out);
-  }
-  void TakeAt(Span<float> residual, Span<const Index> positions, Index offset, std::int64_t filled,
-              SparseBlock* out) const override {
-    cpu_.TakeAt(residual, positions, offset, filled, out);
+  std::unique_ptr<Candidates> NewCandidates(Span<float> bucket, std::int64_t filled,
+                                            std::int64_t room, SparseBlock* out) const override {
+    return std::make_unique<CountingCandidates>(*this, bucket, filled, room, out);
   }
   Moments ComputeMoments(Span<const float> dense) const override {
     Look(dense);
@@ -112,6 +95,26 @@ class CountingKernels final : public Kernels {
   }
 
  private:
+  class CountingCandidates final : public cpu::CpuCandidates {
+   public:
+    CountingCandidates(const CountingKernels& kernels, Span<float> bucket, std::int64_t filled,
+                       std::int64_t room, SparseBlock* out)
+        : CpuCandidates(bucket, filled, room, out), kernels_(kernels) {}
+
+    Tally Take(const Feedback& feedback, float threshold) override {
+      kernels_.Look(feedback.residual);
+      kernels_.thresholds_.push_back(threshold);
+      return CpuCandidates::Take(feedback, threshold);
+    }
+    void TakeCut(Span<float> residual, TopKCut cut) override {
+      kernels_.Look(residual);
+      CpuCandidates::TakeCut(residual, cut);
+    }
+
+   private:
+    const CountingKernels& kernels_;
+  };
+
   void Look(Span<const float> dense) const { entries_ += dense.size; }
 
   const Kernels& cpu_ = CpuKernels();

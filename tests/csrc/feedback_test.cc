@@ -1,4 +1,5 @@
-/// Error feedback and taking, as specified in kernels.h, compared with plain loops bit for bit.
+/// Error feedback and taking, as specified in kernels.h and candidates.h, compared with plain loops
+/// bit for bit.
 
 #include <gtest/gtest.h>
 
@@ -12,6 +13,7 @@
 #include "csrc/kernels/kernels.h"
 #include "tests/csrc/entries.h"
 #include "tests/csrc/kernel_threads.h"
+#include "tests/csrc/taking.h"
 
 namespace hvd_sparse {
 namespace {
@@ -97,7 +99,7 @@ Outcome PlainTake(std::vector<float> residual, float threshold, std::int64_t roo
   return outcome;
 }
 
-/// Runs take(residual, limit, block) with a block that has `room`.
+/// Runs take(residual, place, block) with a block that has `room`.
 template <typename Take>
 Outcome RunTake(const std::vector<float>& residual, std::int64_t room, Take take) {
   constexpr float kUntouched = -7;
@@ -107,7 +109,7 @@ Outcome RunTake(const std::vector<float>& residual, std::int64_t room, Take take
   block.Reset(limit + 1);
   std::fill_n(block.indices(), limit + 1, -1);
   std::fill_n(block.values(), limit + 1, kUntouched);
-  outcome.tally = take(outcome.residual, limit, &block);
+  outcome.tally = take(outcome.residual, TakingPlace{room, kOffset, kFilled}, &block);
   outcome.taken = EntriesOf(block, kFilled + outcome.tally.taken, kFilled);
   for (const std::int64_t place : {kFilled - 1, limit}) {
     EXPECT_EQ(block.indices()[place], -1);
@@ -118,8 +120,8 @@ Outcome RunTake(const std::vector<float>& residual, std::int64_t room, Take take
 
 Outcome RunTakeAbove(const std::vector<float>& residual, float threshold, std::int64_t room) {
   return RunTake(residual, room,
-                 [&](std::vector<float>& into, std::int64_t limit, SparseBlock* block) {
-                   return CpuKernels().TakeAbove(into, threshold, kOffset, kFilled, limit, block);
+                 [&](std::vector<float>& into, const TakingPlace& place, SparseBlock* block) {
+                   return TakeAbove(CpuKernels(), into, threshold, place, block);
                  });
 }
 
@@ -152,17 +154,18 @@ TYPED_TEST(FeedbackOfType, AccumulateEqualsThePlainLoop) {
   }
 }
 
-/// Compares AccumulateAndTake, for all kinds of room, with error feedback followed by taking, and
-/// with the plain loops.
+/// Compares taking with a gradient, for all kinds of room, with error feedback followed by taking,
+/// and with the plain loops.
 template <typename T>
 void ExpectFusedEqualsPlain(std::vector<T> gradient, Scaling scaling, float threshold) {
   const auto size = static_cast<std::int64_t>(gradient.size());
   const std::vector<float> before = Awkward(size, 22);
   std::vector<float> accumulated = before;
   const std::int64_t not_finite = PlainAccumulate(gradient, scaling, &accumulated);
-  const auto fused = [&](std::vector<float>& residual, std::int64_t limit, SparseBlock* block) {
-    return CpuKernels().AccumulateAndTake(FeedbackOf(gradient, scaling, residual), threshold,
-                                          kOffset, kFilled, limit, block);
+  const auto fused = [&](std::vector<float>& residual, const TakingPlace& place,
+                         SparseBlock* block) {
+    return TakeAbove(CpuKernels(), FeedbackOf(gradient, scaling, residual), threshold, place,
+                     block);
   };
   for (const std::int64_t room : Rooms(CpuKernels().CountAbove(accumulated, threshold))) {
     const Outcome taken = PlainTake(accumulated, threshold, room);
@@ -176,7 +179,7 @@ void ExpectFusedEqualsPlain(std::vector<T> gradient, Scaling scaling, float thre
   }
 }
 
-TYPED_TEST(FeedbackOfType, AccumulateAndTakeEqualsOneAfterTheOtherAndThePlainLoop) {
+TYPED_TEST(FeedbackOfType, TakingEqualsOneAfterTheOtherAndThePlainLoop) {
   for (const std::int64_t size : kPassSizes) {
     for (const std::int64_t stride : kStrides) {
       const std::vector<TypeParam> gradient = AwkwardGradient<TypeParam>(size, stride);
@@ -282,9 +285,11 @@ TEST(TakeAbove, AppendsSegmentAfterSegment) {
   const Span<float> view(residual);
   SparseBlock block;
   block.Reset(500);
-  const Tally first = CpuKernels().TakeAbove(view.Sub(0, 123), 1.0f, kOffset, 0, 500, &block);
-  const Tally second =
-      CpuKernels().TakeAbove(view.Sub(123, 377), 1.0f, kOffset + 123, first.taken, 500, &block);
+  const auto candidates = CandidatesAt({500, kOffset}, CpuKernels(), view, &block);
+  const Tally first = candidates->Take({{}, 1, 1, view.Sub(0, 123)}, 1.0f);
+  EXPECT_EQ(candidates->count(), first.taken);
+  const Tally second = candidates->Take({{}, 1, 1, view.Sub(123, 377)}, 1.0f);
+  EXPECT_EQ(candidates->count(), first.taken + second.taken);
   EXPECT_EQ(EntriesOf(block, first.taken + second.taken), whole.taken);
   EXPECT_TRUE(SameBits(residual, whole.residual));
 }
@@ -292,11 +297,18 @@ TEST(TakeAbove, AppendsSegmentAfterSegment) {
 TEST(TakeAbove, WritesNothingWhereTheBlockIsFullAlready) {
   const std::vector<float> dense(1000, 1.0f);
   std::vector<float> residual = dense;
+  const Span<float> view(residual);
   SparseBlock block;
   block.Reset(10);
-  const Tally tally = CpuKernels().TakeAbove(residual, 0.5f, 0, 10, 5, &block);
-  EXPECT_EQ(tally.above, 1000);
+  const auto candidates = CandidatesAt({10}, CpuKernels(), view, &block);
+  EXPECT_EQ(candidates->Take({{}, 1, 1, view.Sub(0, 100)}, 0.5f).taken, 10);
+  const Tally tally = candidates->Take({{}, 1, 1, view.Sub(100, 900)}, 0.5f);
+  EXPECT_EQ(tally.above, 900);
   EXPECT_EQ(tally.taken, 0);
+  candidates->TakeCut(view.Sub(100, 900), {0.5f, 0});
+  candidates->TakeAt(view.Sub(100, 900), std::vector<Index>{0, 1});
+  EXPECT_EQ(candidates->count(), 10);
+  candidates->PutBack();
   EXPECT_EQ(residual, dense);
 }
 

@@ -14,6 +14,7 @@
 #include "csrc/kernels/half.h"
 #include "tests/csrc/entries.h"
 #include "tests/csrc/kernel_threads.h"
+#include "tests/csrc/taking.h"
 
 namespace hvd_sparse {
 namespace {
@@ -73,7 +74,7 @@ Entries TopKOf(const std::vector<float>& dense, std::int64_t k, Index offset = 0
   SparseBlock out;
   out.Reset(kFilled + k);
   const TopKCut cut = CpuKernels().FindTopK(dense, k);
-  const std::int64_t count = CpuKernels().TakeCut(residual, cut, offset, kFilled, &out);
+  const std::int64_t count = TakeCut(CpuKernels(), residual, cut, {k, offset, kFilled}, &out);
   const Entries taken = EntriesOf(out, kFilled + count, kFilled);
   for (const Entry& entry : taken) {
     float& place = residual[static_cast<std::size_t>(entry.index - offset)];
@@ -138,11 +139,11 @@ TEST(TopK, OrdersDenormals) {
             (Entries{{1, 3 * kTiny}, {3, -2 * kTiny}}));
 }
 
-TEST(TopK, TakeCutStopsAtTheCapacityAndLeavesTheRest) {
+TEST(TopK, TakeCutStopsWhereTheRoomEndsAndLeavesTheRest) {
   std::vector<float> residual(9, 1.0f);
   SparseBlock out;
   out.Reset(3);
-  EXPECT_EQ(CpuKernels().TakeCut(residual, {0.5f, 0}, 0, 1, &out), 2);
+  EXPECT_EQ(TakeCut(CpuKernels(), residual, {0.5f, 0}, {2, 0, 1}, &out), 2);
   EXPECT_EQ(EntriesOf(out, 3, 1), (Entries{{0, 1}, {1, 1}}));
   EXPECT_EQ(residual, (std::vector<float>{0, 0, 1, 1, 1, 1, 1, 1, 1}));
 }
@@ -155,12 +156,12 @@ TEST(TakeAt, TakesWhateverIsAtThePositions) {
   out.Reset(6);
   WithOneToThreeThreads([&] {
     residual = before;
-    CpuKernels().TakeAt(residual, positions, 100, 2, &out);
+    EXPECT_EQ(TakeAt(CpuKernels(), residual, positions, {4, 100, 2}, &out), 4);
     EXPECT_EQ(EntriesOf(out, 6, 2),
               (Entries{{101, -0.0f}, {102, kNan}, {104, 0.0f}, {105, kTiny}}));
     EXPECT_TRUE(SameBits(residual, std::vector<float>{1, 0, 0, 4, 0, 0}));
   });
-  CpuKernels().TakeAt(residual, std::vector<Index>{}, 100, 2, &out);
+  EXPECT_EQ(TakeAt(CpuKernels(), residual, std::vector<Index>{}, {4, 100, 2}, &out), 0);
   EXPECT_TRUE(SameBits(residual, std::vector<float>{1, 0, 0, 4, 0, 0}));
 }
 

@@ -16,6 +16,7 @@
 #include "csrc/kernels/kernels.h"
 #include "tests/csrc/kernel_threads.h"
 #include "tests/csrc/rank_process.h"
+#include "tests/csrc/taking.h"
 
 namespace hvd_sparse {
 namespace {
@@ -153,7 +154,7 @@ TEST(KernelThreads, MayChangeWhileAPassRuns) {
   SparseBlock block;
   block.Reset(kRoom);
   for (int run = 0; run < 2000; ++run) {
-    const Tally tally = CpuKernels().TakeAbove(residual, 0.5f, 0, 0, kRoom, &block);
+    const Tally tally = TakeAbove(CpuKernels(), residual, 0.5f, {kRoom}, &block);
     EXPECT_EQ(tally.above, kSize);
     EXPECT_EQ(tally.taken, kRoom);
     CpuKernels().PutBack(block, 0, kRoom, residual);

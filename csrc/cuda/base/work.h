@@ -68,11 +68,17 @@ class Work {
     return workspace_.staging.Take<T>(count);
   }
 
+  /// Copies elements from pinned memory to the device, to memory there.
+  template <typename T>
+  void Upload(const T* staged, std::int64_t count, T* memory) {
+    Copy(memory, staged, count, cudaMemcpyHostToDevice);
+  }
+
   /// Copies elements from pinned memory to the device; returns their address there.
   template <typename T>
   T* Upload(const T* staged, std::int64_t count) {
     T* const memory = Scratch<T>(count);
-    Copy(memory, staged, count, cudaMemcpyHostToDevice);
+    Upload(staged, count, memory);
     return memory;
   }
 

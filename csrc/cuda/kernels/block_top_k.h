@@ -9,7 +9,7 @@
 
 #include "csrc/cuda/base/device_block.h"
 #include "csrc/cuda/base/device_memory.h"
-#include "csrc/kernels/candidates.h"
+#include "csrc/kernels/sign_groups.h"
 
 namespace hvd_sparse::cuda {
 

@@ -20,10 +20,8 @@
 #include "csrc/cuda/kernels/places.h"
 #include "csrc/cuda/kernels/scatter.h"
 #include "csrc/cuda/kernels/take.h"
-#include "csrc/cuda/kernels/taken_buffers.h"
 #include "csrc/cuda/kernels/top_k.h"
 #include "csrc/kernels/cpu_blocks.h"
-#include "csrc/kernels/cpu_feedback.h"
 #include "csrc/kernels/stretches.h"
 
 namespace hvd_sparse {
@@ -71,51 +69,14 @@ class CudaKernelsImpl final : public Kernels {
     return *counted;
   }
 
-  Tally AccumulateAndTake(const Feedback& feedback, float threshold, Index offset,
-                          std::int64_t filled, std::int64_t limit,
-                          SparseBlock* out) const override {
-    Work work(device_);
-    const cpu::Room room = cpu::RoomOf(out, filled, limit);
-    const TakenBuffers buffers(room, feedback.residual, offset, &work);
-    return buffers.Receive(LaunchTakeAbove(feedback, threshold, buffers.taken(), &work));
-  }
-
-  Tally TakeAbove(Span<float> residual, float threshold, Index offset, std::int64_t filled,
-                  std::int64_t limit, SparseBlock* out) const override {
-    return AccumulateAndTake({{}, 1, 1, residual}, threshold, offset, filled, limit, out);
-  }
-
   TopKCut FindTopK(Span<const float> dense, std::int64_t k) const override {
     Work work(device_);
     return cuda::FindTopK(dense, k, &work);
   }
 
-  std::int64_t TakeCut(Span<float> residual, TopKCut cut, Index offset, std::int64_t filled,
-                       SparseBlock* out) const override {
-    Work work(device_);
-    const cpu::Room room = cpu::RoomOf(out, filled, out->capacity());
-    const TakenBuffers buffers(room, residual, offset, &work);
-    const Totals* const totals = LaunchTakeCut(residual, cut, buffers.taken(), &work);
-    return buffers.Receive(totals, cut.ties).taken;
-  }
-
-  std::unique_ptr<Candidates> NewCandidates(std::int64_t room, Span<float> bucket) const override {
-    return std::make_unique<DeviceCandidates>(device_, room, bucket);
-  }
-
-  void TakeAt(Span<float> residual, Span<const Index> positions, Index offset, std::int64_t filled,
-              SparseBlock* out) const override {
-    Work work(device_);
-    const cpu::Room room = cpu::RoomOf(out, filled, out->capacity());
-    const std::int64_t count = std::min(positions.size, room.size);
-    float* const values = work.Scratch<float>(count);
-    float* const fetched = work.Staged<float>(count);
-    LaunchGatherAndClear(residual.data, work.Send(positions.data, count), count, values,
-                         work.stream());
-    work.Fetch(values, count, fetched);
-    work.Finish();
-    std::copy_n(fetched, count, room.values);
-    for (std::int64_t i = 0; i < count; ++i) room.indices[i] = offset + positions[i];
+  std::unique_ptr<Candidates> NewCandidates(Span<float> bucket, std::int64_t filled,
+                                            std::int64_t room, SparseBlock* out) const override {
+    return std::make_unique<DeviceCandidates>(device_, bucket, filled, room, out);
   }
 
   // ---- Reading only -----------------------------------------------------------------------------

@@ -142,8 +142,7 @@ float SmallestMagnitude(const float* values, std::int64_t count, Work* work) {
   return BitsFloat(~*fetched);
 }
 
-std::array<SignSum, 2> LargestOfSigns(const float* values, std::int64_t count, std::int64_t k,
-                                      Work* work) {
+SignSums LargestOfSigns(const float* values, std::int64_t count, std::int64_t k, Work* work) {
   const auto size = static_cast<unsigned>(count), wanted = static_cast<unsigned>(k);
   const unsigned blocks = BlocksFor(count), both = blocks * kSigns;
   Digits* const digits = work->Zeros<Digits>(kSigns);

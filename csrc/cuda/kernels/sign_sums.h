@@ -3,11 +3,10 @@
 #ifndef HVD_SPARSE_CUDA_KERNELS_SIGN_SUMS_H_
 #define HVD_SPARSE_CUDA_KERNELS_SIGN_SUMS_H_
 
-#include <array>
 #include <cstdint>
 
 #include "csrc/cuda/base/work.h"
-#include "csrc/kernels/candidates.h"
+#include "csrc/kernels/sign_groups.h"
 
 namespace hvd_sparse::cuda {
 
@@ -16,8 +15,7 @@ float SmallestMagnitude(const float* values, std::int64_t count, Work* work);
 
 /// Returns the k largest of the positive values on the device, and of the negative ones; none of
 /// the values is zero or NaN. k >= 1.
-std::array<SignSum, 2> LargestOfSigns(const float* values, std::int64_t count, std::int64_t k,
-                                      Work* work);
+SignSums LargestOfSigns(const float* values, std::int64_t count, std::int64_t k, Work* work);
 
 }  // namespace hvd_sparse::cuda
 

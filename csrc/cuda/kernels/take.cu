@@ -16,32 +16,30 @@ struct Pass {
   unsigned begun;  // tiles that have begun
 };
 
-template <typename Source, typename Rule>
+template <typename Rule>
 __global__ void __launch_bounds__(kTakeThreads)
-    TakeKernel(Source source, Rule rule, Span<float> residual, Taken taken, Pass* pass,
-               TileWord* words) {
+    TakeKernel(Rule rule, Span<float> residual, Taken taken, Pass* pass, TileWord* words) {
   __shared__ TakeShared shared;
   const unsigned number = NextNumber(&pass->begun, &shared.number);
   const std::int64_t begin = number * kTileEntries;
   TileEntries tile(residual.data + begin, min(residual.size - begin, kTileEntries));
-  tile.Load(source, begin, &pass->totals.not_finite);
+  tile.Load(AsItIs(), begin, nullptr);
   taken.offset += static_cast<Index>(begin);
-  const Counts up_to_end = TakeTile(rule, Source::kChanges, &tile, taken, words, number, &shared);
+  const Counts up_to_end = TakeTile(rule, &tile, taken, words, number, &shared);
   if (threadIdx.x == 0 && number == gridDim.x - 1) {
     pass->totals.above = up_to_end.above;
     pass->totals.ties = up_to_end.ties;
   }
 }
 
-template <typename Source, typename Rule>
-const Totals* LaunchTake(Source source, Rule rule, Span<float> residual, const Taken& taken,
-                         Work* work) {
+template <typename Rule>
+const Totals* LaunchTake(Rule rule, Span<float> residual, const Taken& taken, Work* work) {
   const std::int64_t tiles = (residual.size + kTileEntries - 1) / kTileEntries;
   Pass* const pass = work->Zeros<Pass>(1);
   TileWord* const words = work->Zeros<TileWord>(tiles);
   if (tiles > 0) {
     TakeKernel<<<static_cast<unsigned>(tiles), kTakeThreads, 0, work->stream()>>>(
-        source, rule, residual, taken, pass, words);
+        rule, residual, taken, pass, words);
     CheckLaunch("take entries from a residual");
   }
   return &pass->totals;
@@ -127,16 +125,6 @@ void LaunchAccumulate(const Feedback& feedback, unsigned* not_finite, cudaStream
   });
 }
 
-const Totals* LaunchTakeAbove(const Feedback& feedback, float threshold, const Taken& taken,
-                              Work* work) {
-  const Totals* totals = nullptr;
-  const auto take = [&](const auto& source) {
-    totals = LaunchTake(source, AboveThreshold{threshold}, feedback.residual, taken, work);
-  };
-  feedback.grad.data == nullptr ? take(AsItIs()) : WithGradientOf(feedback, take);
-  return totals;
-}
-
 const Totals* LaunchTakeByPile(const Feedback& feedback, float threshold, const Taken& pile,
                                const Taken& taken, Work* work) {
   const Totals* totals = nullptr;
@@ -147,9 +135,13 @@ const Totals* LaunchTakeByPile(const Feedback& feedback, float threshold, const 
   return totals;
 }
 
+void LaunchTakeAbove(Span<float> residual, float threshold, const Taken& taken, Work* work) {
+  LaunchTake(AboveThreshold{threshold}, residual, taken, work);
+}
+
 const Totals* LaunchTakeCut(Span<float> residual, TopKCut cut, const Taken& taken, Work* work) {
   const UpToCut rule{FloatBits(cut.magnitude), static_cast<unsigned>(cut.ties)};
-  return LaunchTake(AsItIs(), rule, residual, taken, work);
+  return LaunchTake(rule, residual, taken, work);
 }
 
 }  // namespace hvd_sparse::cuda

@@ -1,5 +1,5 @@
 /// Error feedback and taking on the device, in one pass over one array: the kernels behind
-/// Accumulate, AccumulateAndTake, TakeAbove and TakeCut.
+/// Kernels::Accumulate, and Take and TakeCut of candidates.
 
 #ifndef HVD_SPARSE_CUDA_KERNELS_TAKE_H_
 #define HVD_SPARSE_CUDA_KERNELS_TAKE_H_
@@ -32,16 +32,15 @@ struct Totals {
 void LaunchAccumulate(const Feedback& feedback, unsigned* not_finite, cudaStream_t stream);
 
 /// Applies error feedback if there is a gradient (feedback.grad.data); then moves the entries with
-/// |residual| > threshold to `taken`, first ones first, while there is room. Returns the totals, on
-/// the device.
-const Totals* LaunchTakeAbove(const Feedback& feedback, float threshold, const Taken& taken,
-                              Work* work);
-
-/// Like LaunchTakeAbove, but faster, in two kernels, by way of `pile`, memory for as many entries.
-/// If there is not enough room, the entries taken are any, in any order: LaunchTakeAbove can take
-/// the first ones once they are put back. Only above and not_finite are counted.
+/// |residual| > threshold to `taken`, while there is room, by way of `pile`, memory for as many
+/// entries. If there is not enough room, the entries taken are any, in any order: LaunchTakeAbove
+/// can take the first ones once they are put back. Returns the totals, on the device; only above
+/// and not_finite are counted. Two launches.
 const Totals* LaunchTakeByPile(const Feedback& feedback, float threshold, const Taken& pile,
                                const Taken& taken, Work* work);
+
+/// Moves the entries with |residual| > threshold to `taken`, first ones first, while there is room.
+void LaunchTakeAbove(Span<float> residual, float threshold, const Taken& taken, Work* work);
 
 /// Moves the entries that `cut` keeps to `taken`, while there is room. Returns the totals, on the
 /// device.

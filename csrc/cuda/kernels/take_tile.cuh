@@ -150,13 +150,12 @@ __device__ inline unsigned NextNumber(unsigned* begun, unsigned* shared) {
   return number;
 }
 
-/// Takes the entries that `rule` says, and writes the residual back where it has changed. `words`
-/// are those of the array of which this is tile `number`. Returns the counts of that array's
-/// entries, with or without room, up to the tile's end. Called by all threads of a block.
+/// Takes the entries that `rule` says, and writes the residual without them. `words` are those of
+/// the array of which this is tile `number`. Returns the counts of that array's entries, with or
+/// without room, up to the tile's end. Called by all threads of a block.
 template <typename Rule>
-__device__ Counts TakeTile(const Rule& rule, bool has_changed, TileEntries* tile,
-                           const Taken& taken, TileWord* words, std::int64_t number,
-                           TakeShared* shared) {
+__device__ Counts TakeTile(const Rule& rule, TileEntries* tile, const Taken& taken, TileWord* words,
+                           std::int64_t number, TakeShared* shared) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   unsigned above = 0, ties = 0;  // bit 4 v + j: entry j of vector v
@@ -211,9 +210,7 @@ __device__ Counts TakeTile(const Rule& rule, bool has_changed, TileEntries* tile
       }
       at = at + Counts{is_above ? 1u : 0u, is_tie ? 1u : 0u};
     }
-    if (has_changed || has_taken) {
-      StoreFour(tile->of[v], left, tile->is_aligned, tile->residual + i);
-    }
+    if (has_taken) StoreFour(tile->of[v], left, tile->is_aligned, tile->residual + i);
   }
   return up_to_end;
 }

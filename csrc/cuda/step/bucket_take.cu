@@ -174,9 +174,8 @@ __global__ void __launch_bounds__(kTakeThreads, kBlocksAtATime) TakeCutKernel(Se
     TileEntries entries(work.residual + tile.begin, tile.size);
     entries.Load(AsItIs(), 0, nullptr);
     const unsigned first = static_cast<unsigned>(segment.first_tile);
-    const Counts up_to_end =
-        TakeTile(rule, /*has_changed=*/false, &entries, CandidatesOf(work, tile),
-                 work.words_again + first, number - first, &shared);
+    const Counts up_to_end = TakeTile(rule, &entries, CandidatesOf(work, tile),
+                                      work.words_again + first, number - first, &shared);
     if (threadIdx.x == 0 && number + 1 == static_cast<unsigned>(segment.end_tile)) {
       work.segments[tile.segment].taken = up_to_end.above + rule.Kept(up_to_end.ties);
     }

@@ -12,6 +12,7 @@
 #include "csrc/kernels/half.h"
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/entries.h"
+#include "tests/csrc/taking.h"
 
 namespace hvd_sparse {
 namespace {
@@ -66,7 +67,7 @@ void ExpectEqual(const Outcome& actual, const Outcome& expected) {
   EXPECT_EQ(actual.tally.not_finite, expected.tally.not_finite);
 }
 
-/// Runs take(residual, block) on a device and on the CPU, with a block that has `room`.
+/// Runs take(kernels, residual, place, block) on a device and on the CPU, with that room.
 template <typename Take>
 void ExpectTakesAlike(const std::vector<float>& before, std::int64_t shift, std::int64_t room,
                       Take take) {
@@ -74,8 +75,9 @@ void ExpectTakesAlike(const std::vector<float>& before, std::int64_t shift, std:
   DeviceArray<float> residual(before, shift);
   SparseBlock blocks[2];
   for (SparseBlock& block : blocks) block.Reset(kFilled + room);
-  of_gpu.tally = take(Gpu(), residual.span(), &blocks[0]);
-  of_cpu.tally = take(CpuKernels(), Span<float>(of_cpu.residual), &blocks[1]);
+  const TakingPlace place{room, kOffset, kFilled};
+  of_gpu.tally = take(Gpu(), residual.span(), place, &blocks[0]);
+  of_cpu.tally = take(CpuKernels(), Span<float>(of_cpu.residual), place, &blocks[1]);
   of_gpu.residual = residual.Values();
   of_gpu.taken = EntriesOf(blocks[0], kFilled + of_gpu.tally.taken, kFilled);
   of_cpu.taken = EntriesOf(blocks[1], kFilled + of_cpu.tally.taken, kFilled);
@@ -126,12 +128,12 @@ TYPED_TEST(CudaFeedback, NothingBehindTheLastEntryIsCounted) {
     const Feedback feedback{
         {gradient.data(), size, kDTypeOf<TypeParam>}, 1.0f, kInf, residual.span()};
     EXPECT_EQ(Gpu().Accumulate(feedback), size);  // 0 times infinity
-    EXPECT_EQ(Gpu().AccumulateAndTake(feedback, 3.0f, 0, 0, size, &block).not_finite, size);
+    EXPECT_EQ(TakeAbove(Gpu(), feedback, 3.0f, {size}, &block).not_finite, size);
     EXPECT_EQ(residual.Values(), before);
   }
 }
 
-TYPED_TEST(CudaFeedback, AccumulateAndTakeEqualsTheCpu) {
+TYPED_TEST(CudaFeedback, TakingEqualsTheCpu) {
   for (const std::int64_t size : kPassSizes) {
     std::vector<TypeParam> gradient = GradientOf<TypeParam>(size);
     const std::vector<float> before = Awkward(size, 22);
@@ -144,14 +146,14 @@ TYPED_TEST(CudaFeedback, AccumulateAndTakeEqualsTheCpu) {
         for (const float threshold : {0.0f, 1.5f}) {
           for (const std::int64_t room : Rooms(CpuKernels().CountAbove(after, threshold))) {
             SCOPED_TRACE(testing::Message() << size << " entries, room " << room);
-            ExpectTakesAlike(before, shifts.residual, room,
-                             [&](const Kernels& kernels, Span<float> residual, SparseBlock* block) {
-                               GradView here = view;
-                               if (&kernels == &Gpu()) here.data = on_gpu.data();
-                               return kernels.AccumulateAndTake(
-                                   {here, scaling.decay, scaling.scale, residual}, threshold,
-                                   kOffset, kFilled, kFilled + room, block);
-                             });
+            ExpectTakesAlike(
+                before, shifts.residual, room,
+                [&](const Kernels& kernels, Span<float> residual, auto& place, SparseBlock* block) {
+                  GradView here = view;
+                  if (&kernels == &Gpu()) here.data = on_gpu.data();
+                  return TakeAbove(kernels, {here, scaling.decay, scaling.scale, residual},
+                                   threshold, place, block);
+                });
           }
         }
       }
@@ -182,7 +184,7 @@ TYPED_TEST(CudaFeedback, SamplesAreThoseOfTheCpu) {
 
 using CudaTake = CudaTest;
 
-TEST_F(CudaTake, TakeAboveEqualsTheCpu) {
+TEST_F(CudaTake, TakingWithoutAGradientEqualsTheCpu) {
   for (const std::int64_t size : kPassSizes) {
     std::vector<float> before = Awkward(size, 23);
     for (std::int64_t i = 9; i < size; i += 50) before[i] = kNan;
@@ -190,11 +192,11 @@ TEST_F(CudaTake, TakeAboveEqualsTheCpu) {
       for (const std::int64_t room : Rooms(CpuKernels().CountAbove(before, threshold))) {
         for (const std::int64_t shift : {0, 1}) {
           SCOPED_TRACE(testing::Message() << size << " entries, room " << room);
-          ExpectTakesAlike(before, shift, room,
-                           [&](const Kernels& kernels, Span<float> residual, SparseBlock* block) {
-                             return kernels.TakeAbove(residual, threshold, kOffset, kFilled,
-                                                      kFilled + room, block);
-                           });
+          ExpectTakesAlike(
+              before, shift, room,
+              [&](const Kernels& kernels, Span<float> residual, auto& place, SparseBlock* block) {
+                return TakeAbove(kernels, residual, threshold, place, block);
+              });
         }
       }
     }
@@ -212,9 +214,9 @@ TEST_F(CudaTake, TheExactTopKIsThatOfTheCpu) {
       EXPECT_EQ(found.ties, cut.ties) << k << " of " << size;
       for (const std::int64_t room : {k, k / 2}) {
         ExpectTakesAlike(
-            before, 0, room, [&](const Kernels& kernels, Span<float> residual, SparseBlock* block) {
-              const std::int64_t taken = kernels.TakeCut(residual, cut, kOffset, kFilled, block);
-              return Tally{0, taken, 0};
+            before, 0, room,
+            [&](const Kernels& kernels, Span<float> residual, auto& place, SparseBlock* block) {
+              return Tally{0, TakeCut(kernels, residual, cut, place, block), 0};
             });
       }
     }
@@ -224,11 +226,11 @@ TEST_F(CudaTake, TheExactTopKIsThatOfTheCpu) {
 TEST_F(CudaTake, TakeAtEqualsTheCpu) {
   const std::vector<Index> positions = {1, 2, 4, 5, 998};
   for (const std::int64_t room : {0, 3, 5, 9}) {
-    ExpectTakesAlike(Awkward(999, 5), 0, room,
-                     [&](const Kernels& kernels, Span<float> residual, SparseBlock* block) {
-                       kernels.TakeAt(residual, positions, kOffset, kFilled, block);
-                       return Tally{0, std::min<std::int64_t>(room, 5), 0};
-                     });
+    ExpectTakesAlike(
+        Awkward(999, 5), 0, room,
+        [&](const Kernels& kernels, Span<float> residual, auto& place, SparseBlock* block) {
+          return Tally{0, TakeAt(kernels, residual, positions, place, block), 0};
+        });
   }
 }
 
@@ -239,10 +241,11 @@ TEST_F(CudaTake, ManyTilesAreAsInOrderAsFew) {
   const std::vector<float> before = Awkward(kSize, 22);
   for (const std::int64_t room : {kSize, std::int64_t{100000}}) {
     ExpectTakesAlike(
-        before, 0, room, [&](const Kernels& kernels, Span<float> residual, SparseBlock* block) {
+        before, 0, room,
+        [&](const Kernels& kernels, Span<float> residual, auto& place, SparseBlock* block) {
           float* const here = &kernels == &Gpu() ? on_gpu.data() : gradient.data();
-          return kernels.AccumulateAndTake({{here, kSize, DType::kFloat32}, 1, 1, residual}, 0.5f,
-                                           kOffset, kFilled, kFilled + room, block);
+          return TakeAbove(kernels, {{here, kSize, DType::kFloat32}, 1, 1, residual}, 0.5f, place,
+                           block);
         });
   }
   DeviceArray<float> dense(before);
@@ -250,10 +253,11 @@ TEST_F(CudaTake, ManyTilesAreAsInOrderAsFew) {
   const TopKCut found = Gpu().FindTopK(dense.span(), kSize / 3);
   EXPECT_EQ(found.magnitude, cut.magnitude);
   EXPECT_EQ(found.ties, cut.ties);
-  ExpectTakesAlike(before, 0, kSize / 3,
-                   [&](const Kernels& kernels, Span<float> residual, SparseBlock* block) {
-                     return Tally{0, kernels.TakeCut(residual, cut, kOffset, kFilled, block), 0};
-                   });
+  ExpectTakesAlike(
+      before, 0, kSize / 3,
+      [&](const Kernels& kernels, Span<float> residual, auto& place, SparseBlock* block) {
+        return Tally{0, TakeCut(kernels, residual, cut, place, block), 0};
+      });
 }
 
 // ---- Reading without taking ---------------------------------------------------------------------

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/entries.h"
 #include "tests/csrc/segment.h"
+#include "tests/csrc/taking.h"
 
 namespace hvd_sparse {
 namespace {
@@ -110,19 +112,78 @@ TEST_F(CudaCandidates, TheFirstGoWhereThereIsNoRoomForAll) {
     std::vector<float> rest = before;
     SparseBlock blocks[2];
     for (SparseBlock& block : blocks) block.Reset(kRoom);
-    const Tally expected = CpuKernels().TakeAbove(rest, threshold, 0, 0, kRoom, &blocks[0]);
+    const Tally expected = TakeAbove(CpuKernels(), rest, threshold, {kRoom}, &blocks[0]);
     DeviceArray<float> residual(before);
-    cuda::DeviceCandidates candidates(0, kRoom, residual.span());
-    const Tally tally = candidates.Take({{}, 1, 1, residual.span()}, threshold, 0);
+    cuda::DeviceCandidates candidates(0, residual.span(), 0, kRoom, &blocks[1]);
+    const Tally tally = candidates.Take({{}, 1, 1, residual.span()}, threshold);
     EXPECT_EQ(tally.above, expected.above);
     EXPECT_EQ(tally.taken, expected.taken);
     ASSERT_EQ(candidates.count(), expected.taken);
-    candidates.Fetch(0, &blocks[1]);
+    candidates.Fetch();
     EXPECT_EQ(EntriesOf(blocks[1], expected.taken), EntriesOf(blocks[0], expected.taken));
     EXPECT_TRUE(SameBits(residual.Values(), rest));
     candidates.PutBack();
     EXPECT_EQ(candidates.count(), 0);
     EXPECT_TRUE(SameBits(residual.Values(), before));
+  }
+}
+
+/// Expects the same bits in the parts of a sum that are exact.
+void ExpectSame(const SignSum& of_gpu, const SignSum& of_cpu) {
+  EXPECT_EQ(of_gpu.group.negative, of_cpu.group.negative);
+  EXPECT_EQ(of_gpu.group.cut, of_cpu.group.cut);
+  EXPECT_EQ(of_gpu.group.ties, of_cpu.group.ties);
+  EXPECT_EQ(of_gpu.group.count, of_cpu.group.count);
+  EXPECT_EQ(of_gpu.least, of_cpu.least);
+  EXPECT_EQ(of_cpu.error, 0);
+  EXPECT_NEAR(of_gpu.sum, of_cpu.sum, of_gpu.error);
+}
+
+TEST_F(CudaCandidates, HoweverTheyAreTakenTheyAreSiftedAsOnTheCpu) {
+  constexpr std::int64_t kSize = 20000, kRoom = 5000;
+  const std::vector<float> before = Make(Gauss, kOffset + kSize);
+  std::vector<Index> positions;
+  for (Index i = 0; i < kSize; i += 7) positions.push_back(i);
+  const TopKCut cut = CpuKernels().FindTopK(before, 3000);
+  using Take = std::function<void(Candidates*, Span<float>)>;
+  const Take takes[] = {
+      [](Candidates* own, Span<float> segment) { own->Take({{}, 1, 1, segment}, 1.2f); },
+      [&](Candidates* own, Span<float> segment) { own->TakeCut(segment, cut); },
+      [&](Candidates* own, Span<float> segment) { own->TakeAt(segment, positions); }};
+  for (const Take& take : takes) {
+    std::vector<float> on_cpu = before;
+    DeviceArray<float> on_gpu(before);
+    const Span<float> buckets[2] = {on_cpu, on_gpu.span()};
+    SparseBlock blocks[2];
+    std::unique_ptr<Candidates> both[2];
+    for (int i = 0; i < 2; ++i) {
+      const Kernels& kernels = i == 0 ? CpuKernels() : CudaKernels(0);
+      blocks[i].Reset(kFilled + kRoom);
+      both[i] = kernels.NewCandidates(buckets[i], kFilled, kRoom, &blocks[i]);
+      take(both[i].get(), buckets[i].Sub(kOffset, kSize));
+    }
+    const auto expect_alike = [&] {
+      const std::int64_t count = both[0]->count();
+      ASSERT_EQ(both[1]->count(), count);
+      for (const auto& candidates : both) candidates->Fetch();
+      EXPECT_EQ(EntriesOf(blocks[1], kFilled + count, kFilled),
+                EntriesOf(blocks[0], kFilled + count, kFilled));
+      EXPECT_TRUE(SameBits(on_gpu.Values(), on_cpu));
+    };
+    expect_alike();
+    ASSERT_GT(both[0]->count(), 2000);
+    EXPECT_EQ(both[1]->Smallest(), both[0]->Smallest());
+    for (const auto& candidates : both) candidates->KeepTopK(2000);
+    expect_alike();
+    EXPECT_EQ(both[1]->Smallest(), both[0]->Smallest());
+    const SignSums of_cpu = both[0]->LargestOfSigns(500), of_gpu = both[1]->LargestOfSigns(500);
+    for (int sign = 0; sign < 2; ++sign) ExpectSame(of_gpu[sign], of_cpu[sign]);
+    for (const auto& candidates : both) candidates->Keep(of_cpu[1].group);
+    expect_alike();
+    for (const auto& candidates : both) candidates->PutBack();
+    EXPECT_EQ(both[1]->count(), 0);
+    EXPECT_TRUE(SameBits(on_gpu.Values(), before));
+    EXPECT_TRUE(SameBits(on_cpu, before));
   }
 }
 

@@ -14,6 +14,7 @@
 #include "csrc/sparsifiers/prediction.h"
 #include "csrc/sparsifiers/threshold_sparsifier.h"
 #include "tests/csrc/cuda/bucket_plan.h"
+#include "tests/csrc/taking.h"
 
 namespace hvd_sparse {
 namespace {
@@ -298,9 +299,9 @@ TEST_F(CudaFeedbackAndTake, EntriesOfEachSegmentGoWhileThereIsRoomAndTheRestStay
       SparseBlock on_cpu;
       on_cpu.Reset(room);
       const Span<float> own = Span<float>(expected).Sub(begin, numel);
-      const Tally tally = CpuKernels().AccumulateAndTake(
-          {{gradient.data() + begin, numel, DType::kFloat32}, 1, 1, own}, threshold,
-          static_cast<Index>(begin), 0, room, &on_cpu);
+      const Tally tally =
+          TakeAbove(CpuKernels(), {{gradient.data() + begin, numel, DType::kFloat32}, 1, 1, own},
+                    threshold, {room, static_cast<Index>(begin)}, &on_cpu);
       EXPECT_EQ(passes[s].above, tally.above);
       ASSERT_EQ(passes[s].taken, tally.taken);
       std::vector<Index> indices(tally.taken);

@@ -12,6 +12,7 @@
 #include "csrc/devices/stream_work_for.h"
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/entries.h"
+#include "tests/csrc/taking.h"
 
 namespace hvd_sparse {
 namespace {
@@ -55,7 +56,7 @@ TEST_F(CudaStreamWork, APassTakesWhatExceedsTheThreshold) {
     SparseBlock expected, made;
     expected.Reset(kNumel);
     const Feedback feedback{{gradient.data(), kNumel, DType::kFloat32}, 1, 1, residual};
-    expected.Finish(CpuKernels().AccumulateAndTake(feedback, 2.5f, 0, 0, kNumel, &expected).taken);
+    expected.Finish(TakeAbove(CpuKernels(), feedback, 2.5f, {kNumel}, &expected).taken);
     Enqueue(work.get());
     work->WaitForResult(&made);
     EXPECT_EQ(EntriesOf(made), EntriesOf(expected));
@@ -73,8 +74,8 @@ TEST_F(CudaStreamWork, ASelectionTakesTheLargest) {
   work->WaitForResult(&made);
   CpuKernels().Accumulate({{gradient.data(), kNumel, DType::kFloat32}, 1, 1, residual});
   expected.Reset(99);
-  expected.Finish(
-      CpuKernels().TakeCut(residual, CpuKernels().FindTopK(residual, 99), 0, 0, &expected));
+  const TopKCut cut = CpuKernels().FindTopK(residual, 99);
+  expected.Finish(TakeCut(CpuKernels(), residual, cut, {99}, &expected));
   for (Index i = 0; i < 99; ++i) expected.indices()[i] = Marked(expected.indices()[i], true);
   EXPECT_EQ(EntriesOf(made), EntriesOf(expected));
 }
@@ -97,7 +98,7 @@ TEST_F(CudaStreamWork, AStepWritesTheLargestOfEachLayerAndLeavesTheRest) {
     SparseBlock block;
     block.Reset(ks[i]);
     const TopKCut cut = CpuKernels().FindTopK(own, ks[i]);
-    block.Finish(CpuKernels().TakeCut(own, cut, begin, 0, &block));
+    block.Finish(TakeCut(CpuKernels(), own, cut, {ks[i], begin}, &block));
     for (const Entry& entry : EntriesOf(block)) {
       taken.push_back({Marked(entry.index, true), entry.value});
       expected[entry.index] = entry.value;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <numeric>
 #include <thread>
 #include <vector>
 
@@ -61,6 +62,27 @@ TEST(PutWithoutMemory, ASelectionGoesBack) {
     kernels.PutBack(*block, 0, kSize, residual);
     return 0;
   });
+}
+
+TEST(PutWithoutMemory, CandidatesThatCannotBeFetchedGoBack) {
+  constexpr std::int64_t kMany = 1 << 18;  // more than the pinned memory that a first call takes
+  const std::vector<float> before = Awkward(kMany, 9);
+  std::vector<float> residual = before;
+  std::vector<Index> positions(kMany);
+  std::iota(positions.begin(), positions.end(), 0);
+  SparseBlock block;
+  block.Reset(kMany);
+  std::thread([&] {
+    const auto candidates = CudaKernels(0).NewCandidates(residual, 0, kMany, &block);
+    candidates->TakeAt(residual, positions);
+    emulation::has_memory = [] { return false; };
+    EXPECT_EQ(Thrown([&] { candidates->Fetch(); }).kind(), ErrorKind::kOutOfMemory);
+    EXPECT_FALSE(SameBits(residual, before));
+    candidates->PutBack();
+    emulation::has_memory = nullptr;
+    EXPECT_EQ(candidates->count(), 0);
+  }).join();
+  EXPECT_TRUE(SameBits(residual, before));
 }
 
 }  // namespace
