@@ -172,6 +172,13 @@ class Dense(Through):
         super().__init__(setup, hvd.Compression.fp16 if fp16 else hvd.Compression.none)
 
 
+def report_of(package: Any, optimizer: Any) -> dict[str, Any]:
+    """The summary and the tuning of an exchange of hvd_sparse.torch or hvd_sparse.ddp."""
+    told: dict[str, Any] = {"summary": package.summary(optimizer)}
+    tuned = package.tuning(optimizer)
+    return told if tuned is None else told | {"tuning": str(tuned)}
+
+
 class Sparse(Through):
     """A compression of hvd_sparse.
 
@@ -212,9 +219,7 @@ class Sparse(Through):
             yield model
 
     def report(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"summary": self._package.summary(self.optimizer)}
-        tuned = self._package.tuning(self.optimizer)
-        return told if tuned is None else told | {"tuning": str(tuned)}
+        return report_of(self._package, self.optimizer)
 
 
 class Average(OverHorovod):
@@ -274,9 +279,7 @@ class Hooked(DDP):
         hvd_sparse.attach(self._wrapped, self.optimizer, compression_of(mode))
 
     def report(self) -> dict[str, Any]:
-        tuned = self._package.tuning(self.optimizer)
-        told = {"summary": self._package.summary(self.optimizer)}
-        return told if tuned is None else told | {"tuning": str(tuned)}
+        return report_of(self._package, self.optimizer)
 
 
 class PostLocal(DDP):

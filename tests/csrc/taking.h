@@ -11,8 +11,8 @@
 
 namespace hvd_sparse {
 
-/// Where entries of a residual go: behind the `filled` ones of a block, which has room for `room`
-/// more. The residual begins at `offset` in its bucket.
+/// The place of taken entries: behind the first `filled` ones of a block, which has room for `room`
+/// more. The residual that they are taken from begins at `offset` in its bucket.
 struct TakingPlace {
   std::int64_t room;
   Index offset = 0;

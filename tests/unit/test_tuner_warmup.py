@@ -49,7 +49,8 @@ def test_every_density_of_a_warm_up_is_planned_for_without_dense_steps(floors):
     assert floors == [0.25, 0.1, 0.01]
     assert tried(changes) == [DENSE + DECIDED, 50 + DECIDED, 100 + DECIDED]
     assert begun(changes) == []
-    assert all(sparse for step, _, sparse in changes if step > COMPARED)
+    assert all(sparse for _, _, sparse in changes)
+    assert all(one.tuning.sparse for one in ranks)
     assert all(one.tuning.dense_seconds == SECONDS[False] for one in ranks)
 
 
