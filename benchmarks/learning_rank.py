@@ -83,16 +83,16 @@ def main(
         times[rank] = size * took
         clock += float(learner.mean(times).max())
         seen = [
-            float(torch.stack(losses).mean()), evaluate(learner, held_out), bytes_sent,
+            float(torch.stack(losses).mean()), *evaluate(learner, held_out), bytes_sent,
             0.0 if descent is None else descent.take(),
         ]  # fmt: skip
-        loss, held_out_loss, bytes_mean, came_down = learner.mean(
+        loss, held_out_loss, accuracy, bytes_mean, came_down = learner.mean(
             torch.tensor(seen, dtype=torch.float64)
         ).tolist()
         sent += bytes_mean
         blocks.append(
             {"step": learner.taken, "seconds": clock, "loss": loss, "held_out": held_out_loss,
-             "bytes": sent, "descent": came_down}
+             "accuracy": accuracy, "bytes": sent, "descent": came_down}
         )  # fmt: skip
         if math.isnan(held_out_loss):
             break
@@ -169,16 +169,18 @@ def join(
 
 
 @torch.no_grad()
-def evaluate(learner: Learner, held_out: list[Batch]) -> float:
-    """The loss on this rank's share of the held-out data."""
+def evaluate(learner: Learner, held_out: list[Batch]) -> tuple[float, float]:
+    """The loss on this rank's share of the held-out data, and the share of right answers there."""
+    losses, right = [], []
     with learner.judged() as model:
         model.eval()
-        total = sum(
-            float(learner.setup.task.loss(model(inputs), targets)) * len(inputs)
-            for inputs, targets in held_out
-        )
+        for inputs, targets in held_out:
+            output = model(inputs)
+            losses.append(float(learner.setup.task.loss(output, targets)) * len(inputs))
+            right.append(float((output.argmax(-1) == targets).double().mean()) * len(inputs))
         model.train()
-    return total / sum(len(inputs) for inputs, _ in held_out)
+    count = sum(len(inputs) for inputs, _ in held_out)
+    return sum(losses) / count, sum(right) / count
 
 
 def is_same_everywhere(learner: Learner) -> bool:

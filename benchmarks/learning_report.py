@@ -31,6 +31,14 @@ def shown(value: float | None, digits: int = 3) -> str:
     return f"{value:.{digits}f}"
 
 
+def mean_of(values: Sequence[float], digits: int) -> str:
+    """The mean of some seeds, and their standard deviation if there are several."""
+    mean = shown(statistics.fmean(values), digits)
+    if len(values) < 2 or mean == NOT_REACHED:
+        return mean
+    return f"{mean} ± {statistics.stdev(values):.{digits}f}"
+
+
 class Learned:
     """The trainings of one task without a network, all of equally many steps.
 
@@ -80,15 +88,15 @@ class Learned:
     def table(self) -> str:
         """One row for each method."""
         columns = ["", *(f"rate {rate:g}" for rate in self.tried), "best rate, all seeds", "seeds",
-                   "steps to dense's loss half-way, over dense's"]  # fmt: skip
+                   "right, %", "steps to dense's loss half-way, over dense's"]  # fmt: skip
         rows = []
         for title, accounts in self.best.items():
             ends = [account.held_out for account in accounts]
-            spread = f" ± {statistics.stdev(ends):.3f}" if len(ends) > 1 else ""
+            right = [100 * account.accuracy for account in accounts]
             known = self.rates[title]
             rows.append(
                 [title, *(shown(known[r].held_out if r in known else None) for r in self.tried),
-                 shown(statistics.fmean(ends)) + spread, str(len(ends)),
+                 mean_of(ends, 3), str(len(ends)), mean_of(right, 1),
                  shown(self.steps_to_dense(title), 2)]
             )  # fmt: skip
         return as_markdown(

@@ -71,13 +71,18 @@ class Account:
 
     @cached_property
     def blocks(self) -> list[dict[str, float]]:
-        """By block: step, seconds, loss, held_out, bytes; all since the start but the losses."""
+        """By block: step, seconds, bytes since the start; loss; held_out (loss) and accuracy."""
         return list(self.told["blocks"])
 
     @property
     def held_out(self) -> float:
         """The held-out loss at the end."""
         return self.blocks[-1]["held_out"]
+
+    @property
+    def accuracy(self) -> float:
+        """The share of right answers on held-out data at the end; NaN if it was not counted."""
+        return self.blocks[-1].get("accuracy", math.nan)
 
     def at(self, step: int) -> dict[str, float] | None:
         """The block that ends with this step; None where none does."""

@@ -134,7 +134,17 @@ def test_steps_to_the_loss_of_dense_half_way(tmp_path):
     assert found.steps_to_dense("dense") == pytest.approx(1)
     assert found.steps_to_dense("m0") == pytest.approx(1.5)
     assert found.steps_to_dense("m1") is None
-    assert "| m0 | 1.000 | 1.000 | 1 | 1.50 |" in found.table()
+    assert "| m0 | 1.000 | 1.000 | 1 | - | 1.50 |" in found.table()
+
+
+def test_a_table_has_the_mean_and_the_deviation_of_seeds(tmp_path):
+    store = Store(tmp_path)
+    for seed, right in ((0, 0.96), (1, 0.98)):
+        one = account(Run("transformer", "Dense", 0.1, 100, seed), losses=(2.0, 1.0 + seed))
+        one.blocks[-1]["accuracy"] = right
+        store.keep(one)
+    table = Learned(store, "transformer", 100, {"dense": "Dense"}, (0.1,)).table()
+    assert "| dense | 1.000 | 1.500 ± 0.707 | 2 | 97.0 ± 1.4 | 1.00 |" in table
 
 
 def test_a_predictor_that_orders_trainings_as_their_losses_has_correlation_1(tmp_path):
