@@ -7,8 +7,8 @@
 
 lags     dense, SLGS (top-k of the whole model) and LAGS with 16 ranks, models of the LAGS paper
 gtopk    as lags, and gTop-k, with up to 32 ranks, models of the gTop-k paper
-sweep    every collective pinned, dense and LAGS, from 100 Mb/s to 10 Gb/s: LAGS should be the
-         lower envelope
+sweep    every collective and our dense sums pinned, dense and LAGS, from 100 Mb/s to 25 Gb/s: LAGS
+         should be the lower envelope
 
 LAGS without further options is adaptive: its steps are timed once its tuner has settled.
 
@@ -48,7 +48,8 @@ from hvd_sparse.collectives import COLLECTIVES
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 # Dilations with which two cores can emulate eight hosts, by bits per second.
-SWEEP = {100e6: 10.0, 300e6: 10.0, 1e9: 20.0, 3e9: 30.0, 10e9: 60.0}
+SWEEP = {100e6: 10.0, 300e6: 10.0, 1e9: 20.0, 3e9: 30.0, 10e9: 60.0, 25e9: 100.0}
+SWEPT_VALUES = ("float32", "bfloat16", "int8")  # types of a sweep's dense sums
 DILATION = 10.0  # for all other tables
 
 
@@ -70,7 +71,7 @@ def jobs_of_papers(rows: Sequence[PaperRow], hosts: Sequence[int], gtopk: bool) 
 
 
 def jobs_of_sweep(row: PaperRow, ranks: int, rates: Sequence[float]) -> list[Job]:
-    """Returns the rows of one model at several rates, with every collective."""
+    """Returns the rows of one model at several rates, with every collective and our dense sums."""
     modes = {
         f"LAGS, {name}": (
             f"LAGS(density={row.density}, warmup=None, adaptive=False, collective={name!r})"
@@ -78,6 +79,7 @@ def jobs_of_sweep(row: PaperRow, ranks: int, rates: Sequence[float]) -> list[Job
         for name in COLLECTIVES
         if name != "hierarchical"  # with one rank on each host it is gtopk
     }  # fmt: skip
+    modes |= {f"Dense, {values}": f"Dense(values={values!r})" for values in SWEPT_VALUES}
     modes["LAGS"] = f"LAGS(density={row.density}, warmup=None)"
     return [
         Job(

@@ -109,6 +109,7 @@ def test_the_sweep_pins_every_collective():
     names = set(COLLECTIVES) - {"hierarchical"}  # a host has one rank
     assert len(pinned) == len(names)
     assert all(any(f"'{name}'" in mode for mode in pinned) for name in names)
+    assert {"Dense, float32", "Dense, bfloat16", "Dense, int8"} <= set(job.modes)
 
 
 def test_the_faster_the_network_of_a_sweep_the_larger_its_dilation_may_be():
