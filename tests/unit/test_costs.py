@@ -73,7 +73,7 @@ def test_guests_add_two_messages_and_what_a_host_merges(size):
 def test_split_allgather_sends_its_entries_twice_whatever_the_number_of_ranks():
     for size in (8, 64, 512):
         network = Network.assumed(size, 1.0, 0.0)
-        digests = 4 * (size - 1) * (16 + 6 * math.log(size))
+        digests = 4 * (size - 1) * (17 + 8.5 * math.log(size))
         headers = 2 * (size - 1) * HEADER_BYTES
         entries = (8 + 8.5) * 1_000_000 * (size - 1) / size
         found = of("split_allgather", k=1_000_000, numel=10**8, network=network)

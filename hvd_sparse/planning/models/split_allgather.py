@@ -24,7 +24,7 @@ def cost(a: Account) -> None:
     a.send(others * (HEADER_BYTES + part), link)
     a.work((link.alpha if gap is None else gap) * (others - 1))
     rounds = (size - 1).bit_length()
-    digest = INDEX_BYTES * (16 + 6 * math.log(size))
+    digest = INDEX_BYTES * (17 + 8.5 * math.log(size))
     a.send(others * digest, link, rounds * (1 + 1 / _core.steps_between_regions))
     kept = 1 + DIGEST_SURPLUS
     a.send(others * (HEADER_BYTES + kept * part), link, rounds)

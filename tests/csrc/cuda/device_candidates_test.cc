@@ -87,7 +87,7 @@ TEST_F(CudaCandidates, AllSparsifiersChooseAsOnTheCpu) {
 }
 
 TEST_F(CudaCandidates, FewOrAllEntriesAreChosenAsOnTheCpu) {
-  for (const std::string& name : {"top_k", "one_sign", "gaussian", "hard_threshold"}) {
+  for (const std::string name : {"top_k", "one_sign", "gaussian", "hard_threshold"}) {
     for (const auto& [size, k] : {std::pair(7, 1), {7, 7}, {5000, 1}, {5000, 4000}, {9000, 9000}}) {
       SCOPED_TRACE(name + ": " + std::to_string(k) + " of " + std::to_string(size));
       ExpectAlike(name, Gauss, size, k);
