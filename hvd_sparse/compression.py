@@ -55,7 +55,7 @@ class Compression:
         layer_wise: True if entries are selected per layer, in buckets that are exchanged during the
             backward pass. Otherwise they are selected once, over the whole model, after it.
         min_numel: Tensors with fewer elements, and all with less than two dimensions, are exchanged
-            dense by Horovod. 0 with "shard_sum": no tensor is, whatever its dimensions.
+            dense by the host. 0 with "shard_sum": no tensor is, whatever its dimensions.
         bucket_numel: If not adaptive, layers are merged into buckets of at most that many elements;
             a larger layer is a bucket of its own.
         warmup: Larger densities for the first steps; meanwhile no layer has a smaller one.
@@ -90,7 +90,7 @@ class Compression:
         local_steps: Steps that each rank takes with its own gradients before the ranks meet; an
             AdaComm, which changes their number as the loss falls; or "auto": as few, up to 32, as
             make meetings take a tenth of the time. At a meeting, the difference between each rank's
-            weights and the last common ones takes the part of the gradient: it joins the residual,
+            weights and the last common ones takes the place of the gradient: it joins the residual,
             and what is exchanged moves the common weights, with which all ranks continue.
             Statistics of batch normalisation stay each rank's own. Optimizers of Keras 3 take a
             number alone.
@@ -191,7 +191,7 @@ class Compression:
         )
 
     def takes(self, shape: Sequence[int]) -> bool:
-        """Returns true if tensors of a shape may take part; others always travel dense."""
+        """Returns true if tensors of a shape may take part; others are always sent dense."""
         takes_all = self.collective == SHARD_SUM and self.min_numel == 0
         return takes_all or (len(shape) >= 2 and math.prod(shape) >= self.min_numel)
 
@@ -213,9 +213,9 @@ class LAGS(Compression):
     The first steps are dense, while the layers, the machine and the network are measured. Then
     layers are merged, and each gets the largest density, at least `density`, whose exchange hides
     behind the backward pass. Dense and sparse steps are timed against each other; if sparse ones
-    are not faster, gradients stay dense, and a warning says so. `adaptive=False` disables all of
-    that. Density and warm-up are those with which small models learned as much per step as with
-    dense gradients (docs/learning.md).
+    are not shorter by a margin, gradients stay dense, and a warning says so. `adaptive=False`
+    disables all of that. Density and warm-up are those with which small models learned as much per
+    step as with dense gradients (docs/learning.md).
 
     Reference:
         Shi et al., Layer-wise Adaptive Gradient Sparsification for Distributed Deep Learning with

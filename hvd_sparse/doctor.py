@@ -9,7 +9,7 @@ from packaging.version import Version
 
 from hvd_sparse.installation import Facts
 
-MINIMUM_TORCH = Version("2.1")
+MINIMUM_TORCH = Version("2.3")
 MINIMUM_HOROVOD = Version("0.28")
 NAMES = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 

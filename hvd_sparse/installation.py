@@ -173,7 +173,7 @@ def examine_mpi() -> Facts:
 
 
 def transports(facts: Facts) -> list[str]:
-    """Returns the transports that can connect the ranks of a job here."""
+    """Returns the transports that can connect the ranks of a job here, the default one first."""
     horovod, mpi = facts["horovod"] or {}, facts["mpi"] or {}
     both = facts["hvd_sparse"]["mpi_library"] and horovod.get("mpi")
     return ["MPI", "TCP"] if both and mpi.get("thread_level") == "MPI_THREAD_MULTIPLE" else ["TCP"]

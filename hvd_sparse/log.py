@@ -1,6 +1,6 @@
 """Logging: the logger `hvd_sparse`, with Horovod's levels and prefix.
 
-    [2026-01-31 12:00:00.123456: W hvd_sparse/tuning/tuner.py:334] [0]: gradients travel dense: ...
+    [2026-01-31 12:00:00.123456: W hvd_sparse/tuning/tuner.py:...] [0]: gradients are sent dense ...
 
 HVD_SPARSE_LOG_LEVEL is one of trace, debug, info, warning, error, fatal; if it is not set,
 HOROVOD_LOG_LEVEL is used, so that one variable serves both. Lines go to stderr, unless the program

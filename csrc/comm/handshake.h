@@ -1,6 +1,6 @@
 /// Proof that both ends of a new connection are ranks of one exchange.
 ///
-/// Every listener has its own key, which the ranks of its exchange learn through Horovod. The key
+/// Every listener has its own key, which the ranks of its exchange learn from the host. The key
 /// is never sent on a connection made here:
 ///
 ///     caller    its rank, a nonce

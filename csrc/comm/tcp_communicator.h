@@ -1,5 +1,4 @@
-/// A communicator whose ranks are processes connected by TCP, for jobs without MPI (Horovod over
-/// Gloo).
+/// A communicator whose ranks are processes connected by TCP.
 ///
 /// Each pair of ranks that has ever exchanged a message (tcp_rendezvous.h) shares one connection
 /// for both directions. Sending and receiving alternate on it, so that a swap uses the link's full

@@ -8,7 +8,7 @@
 /// that would hold fewer than 128 entries above the threshold (an error of 9 % in the count), up to
 /// an eighth.
 ///
-/// Options: fraction of the entries in the sample (0.01).
+/// Options: fraction of the entries in the sample (0.01); of a large segment an eighth at most.
 ///
 /// Lin et al., "Deep Gradient Compression", ICLR 2018, https://arxiv.org/abs/1712.01887. There, too
 /// large a selection is cut by a second top-k; here the bounds of all threshold sparsifiers hold.

@@ -3,8 +3,8 @@
 /// Sparsifiers are written in terms of it: take entries above a threshold, check their count, keep
 /// the largest of them, or put them all back and try another threshold. The first take does error
 /// feedback in the same pass; at any time each value is in one place, the residual or the
-/// candidates (csrc/kernels/candidates.h), which lie on the device of the residual until their
-/// values are asked for, or the selection ends.
+/// candidates (csrc/kernels/candidates.h). Those of a GPU lie there until their values are asked
+/// for, or the selection ends.
 
 #ifndef HVD_SPARSE_SPARSIFIERS_SELECTION_H_
 #define HVD_SPARSE_SPARSIFIERS_SELECTION_H_

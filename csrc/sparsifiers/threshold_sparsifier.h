@@ -5,9 +5,10 @@
 ///     count = entries above the threshold          one pass, fused with error feedback
 ///     2k/3 <= count <= 4k/3                        done
 ///     4k/3 <  count <= room                        the k largest of them stay
-///     otherwise                                    they go back, and a bracketed search on counts
-///                                                  finds another threshold; if none will do (many
-///                                                  equal magnitudes), the exact top-k is taken
+///     otherwise                                    they go back, and another threshold is found:
+///                                                  extrapolated, then by a bracketed search on
+///                                                  counts; if none will do (many equal
+///                                                  magnitudes), the exact top-k is taken
 ///
 /// If there are fewer than 2k/3 non-zeros, all of them are taken. Entries that do not fit into a
 /// step's block are smaller than those that do, never just of a higher index.

@@ -88,7 +88,10 @@ def show_verdict(problems: list[Problem], there: list[Interface], means: list[st
         console.print(f"  [bold]do:[/] {escape(problem.do)}", soft_wrap=True)
     for one in there:
         if not one.lacks:
-            over = " or ".join(means if one.launcher == "Horovod" else ["TCP"])
+            default, *others = means if one.launcher == "Horovod" else ["TCP"]
+            over = default + "".join(
+                f", or {other} with HVD_SPARSE_TRANSPORT={other.lower()}" for other in others
+            )
             console.print(
                 f"[bold green]Ready:[/] {one.name} under {one.launcher}, over {over}",
                 soft_wrap=True,

@@ -209,8 +209,8 @@ class Exchange(Pings):
         Raises:
             UnavailableError: This build, or this machine, cannot serve `device`.
             InvalidArgumentError: The numbers do not fit together, or a name is unknown; or
-                `collective` is "hierarchical" and `local_size` is None; or it is that or
-                "shard_sum", and `device` not the CPU. Raised on all ranks alike.
+                `collective` is "hierarchical", and `local_size` is None or `device` not the
+                CPU. Raised on all ranks alike.
         """
         if indices not in _INDICES:
             raise InvalidArgumentError(

@@ -31,7 +31,7 @@ from hvd_sparse.stats.quality import Quality
 from hvd_sparse.stats.quality_meter import QualityMeter
 from hvd_sparse.stats.residual_growth import ResidualGrowth
 
-# In a sparse step, dense gradients travel together up to this size, as in DDP's first bucket.
+# In a sparse step, dense gradients are summed together up to this size, as in DDP's first bucket.
 _DENSE_BYTES = 1 << 20
 
 
@@ -238,7 +238,7 @@ class DrivenSteps:
     def flush(self, buffer: torch.Tensor) -> None:
         """Sends the dense gradients that have arrived, or lets them wait for more.
 
-        A sparse step has few of them, which travel together at its end.
+        A sparse step has few of them, which are summed together at its end.
 
         Args:
             buffer: Memory that gradients share; see `DenseReducer.flush`.

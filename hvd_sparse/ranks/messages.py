@@ -1,4 +1,4 @@
-"""Messages between ranks through Horovod, as MessagePack, which runs no code.
+"""Messages between ranks through the host, as MessagePack, which runs no code.
 
 A message is checked against its type on arrival, so that one of another version, or from a process
 that is no rank, ends in an error here and not in an unexpected value.

@@ -58,7 +58,7 @@ class ExchangeTimeline:
     def __init__(self, timeline: Timeline, name: str) -> None:
         self._timeline = timeline
         self._name = name
-        self._steps, self._dense = timeline.rows(name, "steps", "dense, by Horovod")
+        self._steps, self._dense = timeline.rows(name, "steps", "dense, by the host")
         self._rows: dict[str, tuple[Track, Track]] = {}  # by title; kept when buckets change
         self._buckets: dict[int, BucketRow] = {}
         self._open: list[str] = []  # open slices of the steps' row

@@ -1,4 +1,4 @@
-"""Patches horovod.torch when hvd_sparse.torch is imported; written for Horovod 0.21 to 0.28.
+"""Patches horovod.torch when hvd_sparse.torch is imported; written for Horovod 0.28.
 
 DistributedOptimizer        accepts sparse compressions; Horovod handles all others
 broadcast_optimizer_state   of a sparse optimizer starts no exchange and changes no parameter; all

@@ -32,15 +32,15 @@ def verdict(tuning: Tuning, *, margin: float, sparse_margin: float) -> tuple[int
     if tuning.sparse:
         waits = f"an entry waits {plan.waits:.3g} steps on average"
         level = logging.WARNING if narrow else logging.INFO
-        return level, f"gradients travel sparse: {found}; {waits}{narrow}"
+        return level, f"gradients are sent sparse: {found}; {waits}{narrow}"
     if plan.dense:
         asked, found = Rules.margin, f"a step takes {dense}, and no sparse plan is predicted to be"
     else:
         held = f"{100 * plan.held_back:.2g} % of the entries"
         asked, found = sparse_margin, f"{found}, and sparse ones, which hold back {held}, must be"
     return logging.WARNING, (
-        f"gradients travel dense: {found} {100 * asked:.2g} % faster. Compression helps on slower "
-        "networks or with larger models; adaptive=False sends sparse gradients all the same"
+        f"gradients are sent dense: {found} {100 * asked:.2g} % shorter. Compression helps on "
+        "slower networks or with larger models; adaptive=False sends sparse gradients all the same"
         f"{narrow}"
     )
 

@@ -167,7 +167,7 @@ def test_going_dense_is_said_once_by_one_rank(framework, verdict, caplog):
     assert len(said) == (1 if framework.rank == 0 else 0)
     for record in said:
         assert record.levelname == "WARNING"
-        assert "gradients travel dense" in record.message
+        assert "gradients are sent dense" in record.message
 
 
 @pytest.mark.usefixtures("several_ranks")

@@ -83,8 +83,8 @@ def test_a_healthy_installation_has_no_problem():
     ("path", "value", "what", "do"),
     [
         (("hvd_sparse", "error"), "no such file", "cannot be loaded: no such file", "pip install"),
-        (("torch",), None, "neither PyTorch nor TensorFlow is installed", "torch>=2.1"),
-        (("torch",), "2.0.1", "torch 2.0.1 is too old", "torch>=2.1"),
+        (("torch",), None, "neither PyTorch nor TensorFlow is installed", "torch>=2.3"),
+        (("torch",), "2.2.2", "torch 2.2.2 is too old", "torch>=2.3"),
         (("horovod", "version"), "0.27.0", "Horovod 0.27.0 is too old", "horovod>=0.28"),
         (("horovod", "torch"), False, "without PyTorch", "HOROVOD_WITH_PYTORCH=1"),
         (("horovod", "error"), "undefined symbol", "undefined symbol", "force-reinstall horovod"),
@@ -189,7 +189,8 @@ def test_the_command_says_ready_and_succeeds(doctor):
     result = doctor(HEALTHY)
     assert result.exit_code == 0
     assert "Ready: hvd_sparse.ddp under torchrun, over TCP" in result.output
-    assert "Ready: hvd_sparse.torch under Horovod, over MPI or TCP" in result.output
+    assert "Ready: hvd_sparse.torch under Horovod, over MPI, or TCP with" in result.output
+    assert "TCP with HVD_SPARSE_TRANSPORT=tcp" in result.output
     assert "Not ready: hvd_sparse.tensorflow under Horovod: TensorFlow is not" in result.output
     assert "to have it: pip install tensorflow" in result.output
     assert "TensorFlow     not found" in result.output

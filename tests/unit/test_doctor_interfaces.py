@@ -93,7 +93,7 @@ def test_the_remedy_of_a_problem_is_printed_once(doctor):
     assert result.exit_code == 1
     assert "Problem 1: torch 2.0.1 is too old" in result.output
     assert "Not ready: hvd_sparse.ddp under torchrun: torch 2.0.1 is too old" in result.output
-    assert result.output.count("torch>=2.1") == 1
+    assert result.output.count("torch>=2.3") == 1
 
 
 def test_torch_distributed_is_asked_for_its_backends_with_our_module_loaded():

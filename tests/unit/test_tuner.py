@@ -244,9 +244,9 @@ def test_it_goes_dense_and_says_so_where_sparse_does_not_win_by_a_margin(
     assert [sparse for _, _, sparse in changes] == [True, False]
     (record,) = caplog.records
     assert record.levelname == "WARNING"
-    assert "gradients travel dense" in record.message
+    assert "gradients are sent dense" in record.message
     assert f"{shown_seconds(sparse_seconds)} sparse, 1 s dense" in record.message
-    sparse = "sparse ones, which hold back 67 % of the entries, must be 15 % faster"
+    sparse = "sparse ones, which hold back 67 % of the entries, must be 15 % shorter"
     assert sparse in record.message
 
 
@@ -294,7 +294,7 @@ def test_a_plan_that_is_all_dense_is_not_tried(planned, caplog):
     assert ranks[0].tuning.stage is Stage.SETTLED
     assert ranks[0].tuning.sparse_seconds is None
     (record,) = caplog.records
-    assert "a step takes 1 s, and no sparse plan is predicted to be 2 % faster" in record.message
+    assert "a step takes 1 s, and no sparse plan is predicted to be 2 % shorter" in record.message
 
 
 def test_it_begins_again_in_time(planned, caplog):

@@ -2,13 +2,13 @@
 /// thresholds stay on the device.
 ///
 ///     predict thresholds from the steps before                                one launch
-///     error feedback, and take the entries above the thresholds               one
+///     error feedback, and take the entries above the thresholds               two
 ///     if there are too few or too many: put them back, take the exact top-k   five, idle as a rule
 ///     trim segments with too many entries, learn the next thresholds          one
 ///     gather all segments in one block                                        one
 ///     keep as many as the ks add up to; the others return to the residual     three
 ///
-/// One more launch clears all scratch memory: 13 in all, for any number of segments and gradients.
+/// One more launch clears all scratch memory: 14 in all, for any number of segments and gradients.
 /// The result is that of `gaussian` on the CPU with GTopK::Trim after it, bit for bit, as long as
 /// the first threshold of each segment will do (2k/3 <= count <= room). If it misses, the CPU
 /// searches for another threshold, but this takes the exact top-k of that segment, as it also does
