@@ -89,7 +89,7 @@ build: $(INSTALL_STAMP) ## compiles hvd_sparse._core and installs the package (e
 # FRAMEWORK=torch or tensorflow tests that framework's part alone.
 FRAMEWORK ?= all
 
-.PHONY: test longtest lint cpptest emulated tsan asan fuzz aarch64 tidy
+.PHONY: test longtest lint cpptest emulated tsan asan fuzz coverage aarch64 tidy
 test: build ## runs all checks and tests, but those of longtest
 	@$(PY) tools/run_tests.py --framework $(FRAMEWORK)
 
@@ -215,6 +215,32 @@ PARTS ?= build tests sanitizers benchmark
 REPORTS ?= build/reports
 gputest: $(ENV_STAMP) ## checks and times on a GPU; PARTS="build tests sanitizers benchmark"
 	@$(PY) tools/gpu_tests.py --reports $(REPORTS) $(PARTS)
+
+# Lines run: those of hvd_sparse by the tests of `make test`, in all processes; those of csrc by the C++
+# tests alone. A test that fails runs lines, too. Its tools have a folder of their own.
+COVERAGE := $(CURDIR)/build/coverage
+COVERAGE_TOOLS = $(COVERAGE)/tools/$(call digest,tools/coverage/requirements.txt)
+COVERAGE_FLAGS := -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 --coverage -fprofile-update=atomic"
+coverage: export COVERAGE_RCFILE := $(CURDIR)/tools/coverage/coverage.ini
+coverage: export COVERAGE_FILE := $(COVERAGE)/data/python
+coverage: build $(COVERAGE_TOOLS) ## counts the lines of Python and C++ that tests run
+	@rm -rf $(COVERAGE)/data $(COVERAGE)/cpp && mkdir -p $(COVERAGE)/data $(COVERAGE)/cpp $(COVERAGE)/cpptests
+	@find $(COVERAGE)/cpptests -name '*.gcda' -delete
+	-@COVERAGE_PROCESS_START=$(COVERAGE_RCFILE) PYTHONPATH=$(CURDIR)/tools/coverage:$(COVERAGE_TOOLS) \
+	  $(PY) tools/run_tests.py --framework $(FRAMEWORK)
+	@export PYTHONPATH=$(COVERAGE_TOOLS) && $(PY) -m coverage combine --quiet && \
+	  $(PY) -m coverage html --quiet --directory $(COVERAGE)/python && \
+	  echo "hvd_sparse: $$($(PY) -m coverage report --format=total) % of lines"
+	-@$(call cpp_tests,coverage/cpptests,-DHVD_SPARSE_EMULATE_CUDA=ON $(COVERAGE_FLAGS))
+	@export PYTHONPATH=$(COVERAGE_TOOLS) && \
+	  $(PY) -m gcovr --root . --filter csrc/ --object-directory $(COVERAGE)/cpptests -j $(JOBS) \
+	    --merge-mode-functions merge-use-line-min --html-details $(COVERAGE)/cpp/index.html \
+	    --print-summary | sed -n 's/^lines: /csrc: /p'
+
+$(COVERAGE_TOOLS):
+	@rm -rf $(COVERAGE)/tools && mkdir -p $(COVERAGE)/tools
+	@pip install --quiet --disable-pip-version-check --target $@.part -r tools/coverage/requirements.txt
+	@mv $@.part $@
 
 tidy: build ## runs clang-tidy on the C++ sources
 	@run-clang-tidy.py -quiet -j $(JOBS) -p build/module -clang-tidy-binary clang-tidy \
