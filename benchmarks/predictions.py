@@ -14,6 +14,7 @@ from typing import Any
 from modes import compression_of
 
 from hvd_sparse.buckets import Layer
+from hvd_sparse.collectives import SHARD_SUM
 from hvd_sparse.compression import Compression
 from hvd_sparse.planning import costs
 from hvd_sparse.planning.pipeline import Stage, simulate, simulate_dense
@@ -43,9 +44,11 @@ def predicted_step(profile: Profile, compression: Compression) -> float:
             network=profile.network,
             machine=profile.machine,
             wire=choice.wire,
+            values=choice.values,
             collective_options=compression.collective_options,
         )
-        select = profile.machine.select_seconds(entries)
+        is_dense = choice.collective == SHARD_SUM
+        select = 0.0 if is_dense else profile.machine.select_seconds(entries)
         stages.append(Stage(layers=len(choice.layers), select=select, exchange=exchange.seconds))
     return simulate(profile, stages).step
 

@@ -8,7 +8,7 @@ import math
 import pytest
 from predictions import median_error, predicted_step, predictions, relative_errors
 
-from hvd_sparse.compression import LAGS, TopK
+from hvd_sparse.compression import LAGS, Dense, TopK
 from hvd_sparse.planning.network import Network
 from hvd_sparse.planning.planner import Rules, dense_plan, make_plan
 from hvd_sparse.planning.profile import LayerProfile, Machine, Profile
@@ -48,6 +48,13 @@ def test_buckets_travel_while_backward_goes_on_and_a_whole_model_afterwards():
     assert predicted_step(profile, pinned) == pytest.approx(compute + gtopk_seconds(10_000))
     whole = TopK(density=0.01, layer_wise=False, collective="gtopk")
     assert predicted_step(profile, whole) == pytest.approx(compute + gtopk_seconds(30_000))
+
+
+def test_a_dense_sum_of_narrow_values_is_predicted_from_its_own_bytes():
+    profile = profile_of(1)
+    steps = [predicted_step(profile, Dense(values=values)) for values in ("float32", "bfloat16")]
+    saved = 2 * (RANKS - 1) / RANKS * NUMEL * 2 / BANDWIDTH
+    assert steps[0] - steps[1] == pytest.approx(saved, rel=0.1)  # and fewer chunks
 
 
 def test_modes_are_predicted_from_what_the_tuner_found():
