@@ -60,6 +60,11 @@ ENV_STAMP := $(VENV)/.env-$(call digest,$(ENV_INPUTS))
 INSTALL_STAMP = $(VENV)/.install-$(call digest,pyproject.toml setup.py hvd_sparse/__init__.py)
 endif
 
+# $(call install_tools,FILE): the recipe of a folder that holds a file's pinned packages alone, for what
+# the environment of the tests need not hold. It replaces those of earlier pins beside it.
+install_tools = rm -rf $(@D) && mkdir -p $(@D) && pip install --quiet --disable-pip-version-check --no-deps \
+	  --no-compile --target $@.part -r $(1) >&2 && mv $@.part $@
+
 .PHONY: help env build
 help: ## lists the targets
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## /\1 	/' | expand -t 14
@@ -237,10 +242,8 @@ coverage: build $(COVERAGE_TOOLS) ## counts the lines of Python and C++ that tes
 	    --merge-mode-functions merge-use-line-min --html-details $(COVERAGE)/cpp/index.html \
 	    --print-summary | sed -n 's/^lines: /csrc: /p'
 
-$(COVERAGE_TOOLS):
-	@rm -rf $(COVERAGE)/tools && mkdir -p $(COVERAGE)/tools
-	@pip install --quiet --disable-pip-version-check --target $@.part -r tools/coverage/requirements.txt
-	@mv $@.part $@
+$(COVERAGE_TOOLS): | $(ENV_STAMP)
+	@$(call install_tools,tools/coverage/requirements.txt)
 
 tidy: build ## runs clang-tidy on the C++ sources
 	@run-clang-tidy.py -quiet -j $(JOBS) -p build/module -clang-tidy-binary clang-tidy \
@@ -281,9 +284,7 @@ docs: build $(DOCS_TOOLS) ## builds the site into build/site; a warning is an er
 	@echo "build/site/index.html"
 
 $(DOCS_TOOLS):
-	@rm -rf build/docs && mkdir -p build/docs
-	@pip install --quiet --disable-pip-version-check --no-deps --target $@.part -r tools/docs_requirements.txt
-	@mv $@.part $@
+	@$(call install_tools,tools/docs_requirements.txt)
 
 # Lightning, Accelerate and transformers have a folder of their own, too: 200 MB, for few tests. The path
 # goes into PYTHONPATH.
@@ -293,9 +294,7 @@ adapters: $(ADAPTER_TOOLS) ## installs Lightning, Accelerate and transformers; p
 	@echo "$(CURDIR)/$(ADAPTER_TOOLS)"
 
 $(ADAPTER_TOOLS): | $(ENV_STAMP)
-	@rm -rf build/adapters && mkdir -p build/adapters
-	@pip install --quiet --disable-pip-version-check --no-deps --no-compile --target $@.part -r tools/adapters_requirements.txt >&2
-	@mv $@.part $@
+	@$(call install_tools,tools/adapters_requirements.txt)
 
 .PHONY: torchalone
 torchalone: $(ENV_STAMP) ## installs the package beside PyTorch alone, without Horovod and MPI, and trains there
