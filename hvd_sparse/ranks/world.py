@@ -24,7 +24,7 @@ _TENSOR_MAKERS = {
     "horovod.tensorflow": "tensorflow:convert_to_tensor",
 }
 
-ProcessSetKey = tuple[int, tuple[int, ...]]  # number and ranks of a process set
+ProcessSetKey = tuple[int, tuple[int, ...]]  # number and ranks of a process set; see key_of
 
 # Serial numbers of our small Horovod operations: the same on all ranks of a process set.
 _serials: defaultdict[ProcessSetKey, Iterator[int]] = defaultdict(itertools.count)
@@ -44,8 +44,12 @@ def may_have_peers(size: int) -> bool:
 
 
 def key_of(process_set: Any) -> ProcessSetKey:
-    """Returns a key of a process set; Horovod reuses the number of a set that was removed."""
-    return process_set.process_set_id, tuple(process_set.ranks or ())
+    """Returns a key of a process set; Horovod reuses the number of a set that was removed.
+
+    The set of all ranks stays the same one while ranks come and go.
+    """
+    number = process_set.process_set_id
+    return number, () if number == 0 else tuple(process_set.ranks or ())
 
 
 def reset_serials() -> None:

@@ -7,6 +7,7 @@ import pickle
 from collections import Counter
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -23,7 +24,7 @@ from hvd_sparse.pytorch.state import _Progress
 from hvd_sparse.ranks import messages
 from hvd_sparse.ranks.agreement import _Details, _Report, agree_on_call
 from hvd_sparse.ranks.connection import _Introduction
-from hvd_sparse.ranks.world import World
+from hvd_sparse.ranks.world import World, key_of
 from hvd_sparse.schedules import Warmup
 from hvd_sparse.sparsifiers import HardThreshold, RandomK
 from hvd_sparse.state.inheritance import Holding, _Claim
@@ -261,3 +262,11 @@ def test_calls_that_differ_are_still_told_apart():
     world = ranks_where(messages.encode((3, "a")))
     with pytest.raises(InvalidArgumentError, match=r"= \(3, 'a'\) on rank 5 and \(4, 'a'\) on"):
         agree_on_call(world, [4, 5, 6], "f", numel=4, name="a")
+
+
+def test_the_set_of_all_ranks_stays_one_while_ranks_come_and_go():
+    def key(number, ranks):
+        return key_of(SimpleNamespace(process_set_id=number, ranks=ranks))
+
+    assert key(0, [0, 1]) == key(0, [0, 1, 2])
+    assert key(3, [0, 1]) != key(3, [1, 2])  # Horovod gives a number away again
