@@ -77,10 +77,10 @@ class Compression:
         momentum_correction: Momentum that each rank applies to its own gradient before adding it to
             the residual, in place of the optimizer's. Delivered entries are also removed from the
             velocity (momentum factor masking). "auto": the beta1 of Adam, AdamW, NAdam, RAdam and
-            Adamax (Keras: Adam, AdamW, Nadam and Adamax), which is 0 while the optimizer steps; in
-            PyTorch also the momentum of SGD, whose velocity keeps what was delivered; other
-            optimizers keep their momentum. A number in [0, 1): that momentum, and the optimizer
-            must have none; 0: none, and the optimizer keeps its own.
+            Adamax (Keras: Adam, AdamW, Nadam and Adamax), which is 0 while the optimizer steps, or
+            the momentum of SGD, whose velocity keeps what was delivered; other optimizers keep
+            their momentum. A number in [0, 1): that momentum, and the optimizer must have none; 0:
+            none, and the optimizer keeps its own.
         clip_norm: Limit for the norm of each tensor's result; each rank first clips its own
             gradient to clip_norm / sqrt(ranks). None: none.
         weight_decay: Factor of the weights that are added to each gradient (after clipping, before

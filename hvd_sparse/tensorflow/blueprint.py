@@ -49,6 +49,7 @@ class BlueprintRecord(NamedTuple):
     marks_non_finite: bool
     momentum: float
     dampening: float
+    masks_velocity: bool
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ class Blueprint:
             marks_non_finite=record.marks_non_finite,
             momentum=record.momentum,
             dampening=record.dampening,
+            masks_velocity=record.masks_velocity,
         )
         return cls(record.variables, record.sliced, settings, record.serial)
 
@@ -119,6 +121,7 @@ class Blueprint:
             marks_non_finite=self.settings.marks_non_finite,
             momentum=self.settings.momentum,
             dampening=self.settings.dampening,
+            masks_velocity=self.settings.masks_velocity,
         )
 
     @property

@@ -177,6 +177,7 @@ class GradientExchange:
             rules=_core.StepRules(
                 marks_non_finite=self._settings.marks_non_finite,
                 has_velocity=self._settings.momentum > 0,
+                masks_velocity=self._settings.masks_velocity,
                 measure_every=compression.quality_every or 0,
                 others=self._others,
                 device=devices.core_name(self._device),

@@ -77,7 +77,8 @@ def adjust_learning_rate(stock: Callable[..., Any], callback: Any, epoch: float)
     Horovod corrects momentum by changing the momentum factor for one batch (Goyal et al., 2017,
     section 2.2, https://arxiv.org/abs/1706.02677). Keras 3 compiles that factor into its steps, so
     here the velocities are multiplied instead. That is equivalent, except that Nesterov's step uses
-    the factor a second time, where Horovod's way changes it, too.
+    the factor a second time, where Horovod's way changes it, too. A momentum that was moved in
+    front of the exchange needs no correction: its velocities have no learning rate in them.
     """
     optimizer = callback.model.optimizer
     if not compat.is_keras_3_optimizer(optimizer):

@@ -237,8 +237,9 @@ def _exchanging(
 
     def update_step(self: Any, gradient: Any, variable: Any, learning_rate: Any) -> Any:
         assert momentum is not None
-        with momentum.hidden(self, variable):
-            return stock.update_step(self, gradient, variable, learning_rate)
+        with momentum.hidden(self, variable) as factor:
+            rate = learning_rate if factor == 1 else factor * learning_rate
+            return stock.update_step(self, gradient, variable, rate)
 
     members: dict[str, Any] = {
         "apply": apply,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -19,12 +20,30 @@ import tensorflow as tf
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.tensorflow import compat
 
-# Optimizers whose momentum is moved, by the name of Keras's class (AdamW is an Adam), with the
-# attributes that are 0 without it. All others keep theirs, also if they have a `beta_1`.
-_HIDDEN = {
-    "Adam": ("beta_1",),
-    "Adamax": ("beta_1",),
-    "Nadam": ("beta_1", "_u_product"),
+
+@dataclass(frozen=True)
+class _Form:
+    """The form in which a class of optimizers has a momentum.
+
+    Attributes:
+        setting: Name of the momentum.
+        hidden: Attributes that are 0 without it.
+        adds_up: True if gradients are added up, so that a velocity is 1 / (1 - momentum) times as
+            large as a gradient. Then the velocity of a delivered entry stays.
+    """
+
+    setting: str
+    hidden: tuple[str, ...]
+    adds_up: bool = False
+
+
+# By the name of Keras's class (AdamW is an Adam). All others keep theirs, also if they have a
+# `beta_1`.
+_FORMS = {
+    "Adam": _Form("beta_1", ("beta_1",)),
+    "Adamax": _Form("beta_1", ("beta_1",)),
+    "Nadam": _Form("beta_1", ("beta_1", "_u_product")),
+    "SGD": _Form("momentum", ("momentum",), adds_up=True),
 }
 _HOME = "keras.src.optimizers."
 
@@ -35,18 +54,28 @@ def momentum_to_move(optimizer: Any) -> float:
     With Keras's gradient_accumulation_steps, which exchanges more often than it steps, an optimizer
     keeps it: a velocity would decay with every exchange.
     """
-    if not _hidden_of(optimizer) or getattr(optimizer, "gradient_accumulation_steps", None):
+    form = _form_of(optimizer)
+    if form is None or getattr(optimizer, "gradient_accumulation_steps", None):
         return 0.0
-    value = optimizer.beta_1
+    value = getattr(optimizer, form.setting)
     momentum = float(value) if isinstance(value, numbers.Real) else 0.0
     return momentum if 0 < momentum < 1 else 0.0
 
 
+def masks_velocity(optimizer: Any) -> bool:
+    """Returns true if the velocity of a delivered entry becomes 0 where the momentum is moved."""
+    form = _form_of(optimizer)
+    return form is None or not form.adds_up
+
+
 def refuse_another(optimizer: Any, moved: float) -> None:
     """Raises InvalidArgumentError unless an optimizer has the momentum that was moved."""
-    if optimizer.beta_1 != moved:
+    form = _form_of(optimizer)
+    assert form is not None
+    momentum = getattr(optimizer, form.setting)
+    if momentum != moved:
         raise InvalidArgumentError(
-            f"beta_1 of {type(optimizer).__name__} is {optimizer.beta_1} and was {moved} when the "
+            f"{form.setting} of {type(optimizer).__name__} is {momentum} and was {moved} when the "
             "exchange took it over: create the optimizer with it, or set momentum_correction=0 to "
             "leave it to the optimizer"
         )
@@ -65,7 +94,9 @@ class MovedMomentum:
     def __init__(
         self, optimizer: Any, *, is_moved: Callable[[], bool], local: Container[Any]
     ) -> None:
-        self._names = _hidden_of(optimizer)
+        form = _form_of(optimizer)
+        assert form is not None
+        self._form = form
         self._is_moved = is_moved
         self._local = local
         self._with_velocity: set[Any] = set()  # refs, only while the variables are updated
@@ -87,23 +118,27 @@ class MovedMomentum:
             self._with_velocity = set()
 
     @contextmanager
-    def hidden(self, optimizer: Any, variable: Any) -> Iterator[None]:
-        """Sets the optimizer's momentum to 0 while it updates a variable, if it was moved."""
+    def hidden(self, optimizer: Any, variable: Any) -> Iterator[float]:
+        """Sets the optimizer's momentum to 0 while it updates a variable, if it was moved.
+
+        Yields the factor of the learning rate for that update.
+        """
         if compat.tensor_of(variable).ref() not in self._with_velocity:
-            yield
+            yield 1.0
             return
         held = vars(optimizer)  # past Keras, which tracks what is assigned to an optimizer
-        kept = {name: held[name] for name in self._names if name in held}
+        kept = {name: held[name] for name in self._form.hidden if name in held}
+        growth = 1 / (1 - held[self._form.setting]) if self._form.adds_up else 1.0
         held.update(dict.fromkeys(kept, 0.0))
         try:
-            yield
+            yield growth
         finally:
             held.update(kept)
 
 
-def _hidden_of(optimizer: Any) -> tuple[str, ...]:
-    """Returns the attributes to hide of an optimizer whose momentum is moved; none if it is not."""
+def _form_of(optimizer: Any) -> _Form | None:
+    """Returns the form of the momentum that is moved; None for optimizers that keep theirs."""
     for kind in type(optimizer).__mro__:
-        if kind.__name__ in _HIDDEN and kind.__module__.startswith(_HOME):
-            return _HIDDEN[kind.__name__]
-    return ()
+        if kind.__name__ in _FORMS and kind.__module__.startswith(_HOME):
+            return _FORMS[kind.__name__]
+    return None

@@ -17,7 +17,7 @@ from hvd_sparse.exchange.reduction import Reduction, checked_reduction
 from hvd_sparse.local_steps import LOCAL
 from hvd_sparse.ranks.world import may_have_peers
 from hvd_sparse.tensorflow import compat
-from hvd_sparse.tensorflow.momentum import momentum_to_move
+from hvd_sparse.tensorflow.momentum import masks_velocity, momentum_to_move
 
 # The arguments of Horovod's functions that belong to an exchange.
 _ARGUMENTS = (
@@ -60,6 +60,7 @@ class Settings:
         momentum: The momentum that each rank applies to its own gradients; 0 if there is none.
         dampening: Gradients are multiplied by 1 - dampening before they are added to the velocity;
             above 0 if the momentum is the optimizer's, moved.
+        masks_velocity: True if the velocity of a delivered entry becomes 0.
     """
 
     compression: Compression
@@ -69,6 +70,7 @@ class Settings:
     marks_non_finite: bool = False
     momentum: float = 0.0
     dampening: float = 0.0
+    masks_velocity: bool = True
 
     @classmethod
     def checked(
@@ -162,7 +164,10 @@ class Settings:
         settings = replace(self, follows_rate=wanted)
         if self.compression.momentum_correction == AUTO:
             momentum = momentum_to_move(optimizer)
-            settings = replace(settings, momentum=momentum, dampening=momentum)
+            masks = momentum == 0 or masks_velocity(optimizer)
+            settings = replace(
+                settings, momentum=momentum, dampening=momentum, masks_velocity=masks
+            )
         return settings
 
     def needs_exchange(self, process_set: Any) -> bool:
@@ -183,7 +188,7 @@ class Settings:
         """
         if self.dampening == 0 or self.moves_momentum(process_set):
             return self
-        return replace(self, momentum=0.0, dampening=0.0)
+        return replace(self, momentum=0.0, dampening=0.0, masks_velocity=True)
 
     def describe(self) -> dict[str, str]:
         """Returns, by name, the options that must be the same on all ranks."""

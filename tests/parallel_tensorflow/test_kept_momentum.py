@@ -43,7 +43,7 @@ class Adam(keras.optimizers.RMSprop):
         keras.optimizers.RMSprop(momentum=0.9),
         keras.optimizers.Lion(),
         keras.optimizers.Lamb(),
-        keras.optimizers.SGD(momentum=0.9),
+        keras.optimizers.SGD(),
         keras.optimizers.Adam(beta_1=0.0),
         keras.optimizers.Adam(gradient_accumulation_steps=2),
         Adam(),

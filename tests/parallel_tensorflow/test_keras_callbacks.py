@@ -70,7 +70,8 @@ def test_velocities_follow_the_rate(kind, options, corrects):
         0.1, lambda epoch: 0.25**epoch, momentum_correction=corrects
     )
     optimizer = getattr(keras.optimizers, kind)(0.1, momentum=0.9, **options)
-    fit(optimizer, before, schedule, after)
+    # With a sparse compression the exchange has the velocities of SGD, without the learning rate.
+    fit(optimizer, before, schedule, after, compression="none" if kind == "SGD" else "lags")
     assert after.rates == pytest.approx([0.1] * BATCHES + [0.025] * BATCHES + [0.00625] * BATCHES)
     for batch in range(1, 3 * BATCHES):
         factor = 0.25 if corrects and batch % BATCHES == 0 else 1.0

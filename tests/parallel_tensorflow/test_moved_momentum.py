@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_sparse.tensorflow.keras as hvd
+from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.tensorflow import (
     LAGS,
     load_checkpoint,
@@ -120,14 +121,20 @@ KINDS = {
     "AdamW": {"beta_1": 0.9, "weight_decay": 0.1},
     "Nadam": {"beta_1": 0.9},
     "Adamax": {"beta_1": 0.9},
+    "SGD": {"momentum": 0.9},
+    "SGD, decayed": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
 }
+
+
+def kind_of(name):
+    return getattr(keras.optimizers, name.partition(",")[0])
 
 
 @several_ranks
 @pytest.mark.parametrize(("kind", "run_eagerly"), in_turn(KINDS, [False, True]))
 def test_a_moved_momentum_leaves_the_optimizer_as_it_is(kind, run_eagerly):
     options = KINDS[kind]
-    optimizer = getattr(keras.optimizers, kind)(0.01, **options)
+    optimizer = kind_of(kind)(0.01, **options)
     hvd.DistributedOptimizer(optimizer, compression=SPARSE)
     before = optimizer.get_config()
     model = make_model(optimizer, run_eagerly=run_eagerly)
@@ -143,10 +150,14 @@ def test_a_moved_momentum_leaves_the_optimizer_as_it_is(kind, run_eagerly):
 @several_ranks
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_is_one_without_momentum_on_smoothed_gradients(kind):
-    options = KINDS[kind]
-    kind = getattr(keras.optimizers, kind)
+    options, kind = KINDS[kind], kind_of(kind)
     ours = hvd.DistributedOptimizer(kind(0.01, **options), compression=DENSE)
-    stock = kind(0.01, **{**options, "beta_1": 0.0})
+    if kind is keras.optimizers.SGD:  # whose weight decay is decoupled, with the same rate
+        rate = 0.01 / (1 - options["momentum"])
+        decay = options.get("weight_decay", 0.0) * 0.01 / rate
+        stock = kind(rate, weight_decay=decay or None)
+    else:
+        stock = kind(0.01, **{**options, "beta_1": 0.0})
     variables, twins = make_variables(), make_variables()
     smoothed = [0.0, 0.0]
     for number in range(4):
@@ -159,6 +170,46 @@ def test_a_step_is_one_without_momentum_on_smoothed_gradients(kind):
     for variable, twin in zip(variables, twins, strict=True):
         assert np.any(variable)
         np.testing.assert_allclose(variable, twin, rtol=1e-4, atol=1e-6)
+
+
+@several_ranks
+def test_velocities_of_sgd_keep_what_was_delivered():
+    variable = make_variables()[0]
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(0.01, momentum=M), compression=SPARSE, op=hvd.Sum
+    )
+    velocity = 0.0
+    for number in range(4):
+        (gradient,) = gradients_of([variable], number)
+        optimizer.apply([gradient], [variable])
+        velocity = M * velocity + (1 - M) * np.ravel(gradient)
+        assert np.array_equal(velocities_of(optimizer)["kernel"], velocity)
+    assert not np.any(optimizer.momentums[0])
+    assert_same_on_all_ranks([variable.value])
+
+
+@several_ranks
+def test_where_all_is_delivered_a_step_is_that_of_the_stock_sgd():
+    ours = hvd.DistributedOptimizer(keras.optimizers.SGD(0.125, momentum=M), compression=DENSE)
+    stock = keras.optimizers.SGD(0.125, momentum=M)
+    variables, twins = make_variables(), make_variables()
+    for number in range(6):
+        gradients = gradients_of(variables, number)
+        ours.apply(gradients, variables)
+        averages = [one / hvd.size() for one in summed(gradients)]
+        stock.apply([tf.constant(one, tf.float32) for one in averages], twins)
+    for variable, twin in zip(variables, twins, strict=True):
+        np.testing.assert_allclose(variable, twin, rtol=1e-5, atol=1e-5)
+
+
+@several_ranks
+def test_a_momentum_of_sgd_that_has_changed_is_refused():
+    optimizer = keras.optimizers.SGD(0.125, momentum=M)
+    hvd.DistributedOptimizer(optimizer, compression=DENSE)
+    variables = make_variables()
+    optimizer.momentum = 0.9
+    with pytest.raises(InvalidArgumentError, match=r"momentum of SGD is 0.9 and was 0.5"):
+        optimizer.apply(gradients_of(variables, 1), variables)
 
 
 def test_a_saved_model_names_the_users_momentum(tmp_path):
