@@ -17,7 +17,7 @@ from clusters import ClusterLauncher, Hosts, LocalLauncher
 
 RANK_PROGRAM = str(Path(__file__).with_name("learning_rank.py"))
 RANKS = 4
-RUN_SECONDS = 900  # a training that is still running then has failed
+RUN_SECONDS = 3600  # a training that is still running then has failed
 
 
 @dataclass(frozen=True)

@@ -261,14 +261,29 @@ def inception_v4() -> Model:
 def vgg16() -> Model:
     """Simonyan and Zisserman, ICLR 2015, as used for CIFAR-10: normalised, one linear layer."""
     net = Builder(3, 32)
-    for stage, (convolutions, channels) in enumerate(
-        ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))
-    ):
-        for number in range(convolutions):
-            net.conv(f"stage{stage + 1}.{number}", channels, (3, 3), bias=True)
-        net.shrink((2, 2), 2, (0, 0))
+    vgg_stages(net, (2, 2, 3, 3, 3), norm=True)
     net.linear("classifier", 512, 10)
     return Model("VGG-16", tuple(net.layers))
+
+
+def vgg19() -> Model:
+    """Simonyan and Zisserman, ICLR 2015, configuration E, for ImageNet."""
+    net = Builder(3, 224)
+    vgg_stages(net, (2, 2, 4, 4, 4), norm=False)
+    net.linear("linear1", net.channels * net.height * net.width, 4096)
+    net.linear("linear2", 4096, 4096)
+    net.linear("classifier", 4096, 1000)
+    return Model("VGG-19", tuple(net.layers))
+
+
+def vgg_stages(net: Builder, convolutions: Sequence[int], *, norm: bool) -> None:
+    """Adds five stages of so many 3x3 convolutions each, with a pooling after each stage."""
+    for stage, (count, channels) in enumerate(
+        zip(convolutions, (64, 128, 256, 512, 512), strict=True)
+    ):
+        for number in range(count):
+            net.conv(f"stage{stage + 1}.{number}", channels, (3, 3), bias=True, norm=norm)
+        net.shrink((2, 2), 2, (0, 0))
 
 
 def alexnet() -> Model:
@@ -308,6 +323,6 @@ def lstm_ptb() -> Model:
 
 
 _MAKERS: Sequence[Callable[[], Model]] = (
-    resnet50, inception_v4, lstm_ptb, vgg16, alexnet, resnet20, wrn_16_4
+    resnet50, inception_v4, lstm_ptb, vgg16, vgg19, alexnet, resnet20, wrn_16_4
 )  # fmt: skip
 MODELS: dict[str, Model] = {model.name: model for model in (make() for make in _MAKERS)}

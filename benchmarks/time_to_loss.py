@@ -84,6 +84,10 @@ TODAY = {
         "Dense(local_steps=16, outer=Outer(lr=0.7, momentum=0.9, nesterov=True))"
     ),
     "AdaComm 16, dense": local("Dense(local_steps=AdaComm(first=16, every=5.0))"),
+    "AdaComm 16, dense, minutes": local("Dense(local_steps=AdaComm(first=16, every=60.0))"),
+    "DDP, local 8, LAGS .1": (
+        'Hooked(mode="LAGS(adaptive=False, density=0.1, warmup=None, local_steps=8)")'
+    ),
     "local auto, LAGS .1": local("LAGS(density=0.1, warmup=None, local_steps='auto')"),
     "SBC .001": "SBC(density=0.001)",
     "SBC .01, local 10": "SBC(density=0.01, local_steps=10)",
@@ -212,6 +216,8 @@ FINALISTS = {
 SAME_WITHOUT_A_NETWORK = {
     "LAGS": TODAY["LAGS, not adaptive"],
     "DDP, LAGS": TODAY["LAGS, not adaptive"],
+    "DDP, local 8, LAGS .1": TODAY["local 8, LAGS .1"],
+    "AdaComm 16, dense, minutes": TODAY["AdaComm 16, dense"],
     "local auto, LAGS .1": TODAY["local 8, LAGS .1"],
     "dense, fp16": "Dense",
     "DDP": "Dense",
@@ -238,6 +244,9 @@ Names = Annotated[list[str] | None, typer.Option("--task", help="may be given re
 Only = Annotated[list[str] | None, typer.Option("--method", help="a title; repeatedly")]
 Goal = Annotated[int, typer.Option(min=RACE_BLOCK, help="steps of dense, whose loss is raced for")]
 Folder = Annotated[Path, typer.Option("--folder", help="of the accounts")]
+Rate = Annotated[
+    float | None, typer.Option("--rate", help="of learning; default: what learn found")
+]
 
 
 @app.command()
@@ -272,16 +281,24 @@ def race(
     network: Annotated[
         list[int] | None, typer.Option(min=0, max=2, help="of the three, repeatedly")
     ] = None,
+    mbit: Annotated[
+        list[float] | None, typer.Option(help="of a link per second, in place of those; repeatedly")
+    ] = None,
+    rate: Rate = None,
     learned: Annotated[int, typer.Option(help="steps of the runs that chose the rates")] = 2000,
     goal: Goal = GOAL,
 ) -> None:
-    """Trains on a network, against the clock."""
+    """Trains on a network, against the clock; of dense sums, --method can leave out MPI's."""
     store = Store(folder)
     failed = []
+    mpi, gloo = DENSE
     for one in chosen(task):
-        for number in network or (0, 1, 2):
-            every = racers(store, one, one.bits[number], learned, goal)
-            first = [every[title] for title in ("alone", *DENSE)]
+        networks = [1e6 * number for number in mbit or ()]
+        networks = networks or [one.bits[number] for number in network or (0, 1, 2)]
+        for bits in networks:
+            every = racers(store, one, bits, learned, goal, rate)
+            titles = ("alone", gloo) if method and mpi not in method else ("alone", *DENSE)
+            first = [every[title] for title in titles]
             failed += make(first, store, every=RACE_BLOCK)
             dense = [account for run in first[1:] if (account := store.find(run))]
             if not dense:
@@ -292,13 +309,16 @@ def race(
     finish(failed)
 
 
-def racers(store: Store, task: Task, bits: float, learned: int, goal: int) -> dict[str, Run]:
-    """The runs on one network, by title."""
+def racers(
+    store: Store, task: Task, bits: float, learned: int, goal: int, rate: float | None = None
+) -> dict[str, Run]:
+    """The runs on one network, by title; a learning rate is that of all but Horovod's own sums."""
     runs = {}
     for title, text in (*TODAY.items(), *FINALISTS.items()):
         like = SAME_WITHOUT_A_NETWORK.get(title, text)
-        rate = tuned(store, Run(task.name, like, 0, learned), task.rates).rate
-        runs[title] = Run(task.name, text, rate, 2 * goal, bits=bits)
+        best = tuned(store, Run(task.name, like, 0, learned), task.rates).rate
+        own = best if rate is None or title == "dense" else rate
+        runs[title] = Run(task.name, text, own, 2 * goal, bits=bits)
     dense = replace(runs.pop("dense"), stop=goal)
     alone = replace(dense, method=ALONE, stop=min(goal, 4 * RACE_BLOCK))
     mpi, gloo = DENSE
@@ -311,6 +331,7 @@ def report(
     folder: Folder = FOLDER,
     steps: Annotated[int, typer.Option(help="of the trainings without a network")] = 2000,
     goal: Goal = GOAL,
+    rate: Rate = None,
     plots: Annotated[Path | None, typer.Option(help="a folder for pictures")] = None,
 ) -> None:
     """Prints tables of what is there, as Markdown, and draws it."""
@@ -333,7 +354,9 @@ def report(
                 print(as_markdown(title, ["predictor", "all", "within families"], rows))
                 if plots is not None:
                     plot_progress(found, plots / f"progress_{one.name}.png")
-        networks = [racers(store, one, bits, steps, goal) for bits in one.bits]
+        found_bits = {account.run.bits for account in store.all() if account.run.task == one.name}
+        every = sorted({*one.bits, *(bits for bits in found_bits if bits)}, reverse=True)
+        networks = [racers(store, one, bits, steps, goal, rate) for bits in every]
         raced = Raced(one.name, networks, store, goal)
         if raced.networks:
             print(raced.table())

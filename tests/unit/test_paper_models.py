@@ -16,6 +16,7 @@ from paper_models import MODELS
         ("Inception-v4", 42_679_816),
         ("LSTM-PTB", 66_034_000),
         ("VGG-16", 14_728_266),
+        ("VGG-19", 143_667_240),
         ("AlexNet", 61_100_840),
         ("ResNet-20", 269_722),
     ],
