@@ -112,18 +112,8 @@ def first_of(local_steps: int | str | AdaComm) -> int:
     return _AUTO_FIRST if isinstance(local_steps, str) else local_steps
 
 
-def check_job(*, elastic: bool, averages: bool) -> None:
-    """Raises UnsupportedError for jobs in which ranks cannot take local steps.
-
-    Args:
-        elastic: True if ranks may join and leave.
-        averages: True if results are averages over the ranks, False if they are sums.
-    """
-    if elastic:
-        raise UnsupportedError(
-            "local_steps cannot be used in an elastic job: ranks that leave amid an interval would "
-            "take their steps with them"
-        )
+def check_averages(averages: bool) -> None:
+    """Raises UnsupportedError if results are not averages over the ranks, but sums."""
     if not averages:
         raise UnsupportedError(
             "local_steps needs averages: the sum of all ranks' differences would move the weights "

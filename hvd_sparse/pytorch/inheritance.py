@@ -51,11 +51,20 @@ class Successor:
         """Restores this rank's own state, including thresholds and plan."""
         state.load(self._way, held)
 
-    def begin(self, residuals: Mapping[str, NDArray[Any]], *, steps: int, rates: Any) -> None:
-        """Starts after `steps` steps with the residuals that were shared out."""
+    def begin(
+        self,
+        residuals: Mapping[str, NDArray[Any]],
+        *,
+        steps: int,
+        rates: Any,
+        held: dict[str, Any] | None,
+        source: int,
+    ) -> None:
+        """Starts after `steps` steps with the residuals that were shared out. Collective."""
         tensors = {name: torch.from_numpy(part) for name, part in residuals.items()}
         self._way.exchange.driven.load(tensors, {}, step=steps)
         self._way.exchange.rates.load(rates)
+        self._way.adopt_local_state(None if held is None else held.get("local"), source)
 
     def total(self) -> dict[str, Any]:
         """Like `state.save`, but with the residuals of all ranks added up. Collective."""

@@ -66,7 +66,7 @@ class LocalSteps(StepWay):
         self._start: dict[str, torch.Tensor] = {}
         self._averages: dict[str, torch.Tensor] = {}
         self._messages = messages
-        self._host, self._name_of_moments = host, f"{prefix}.moments"
+        self._host, self._prefix = host, prefix
         self._averages_moments = compression.moments == AVERAGED
 
     def synchronize(self) -> None:
@@ -106,8 +106,8 @@ class LocalSteps(StepWay):
             common = self._common.get(slot.name)
             if common is not None and torch.equal(common.to(param.dtype), param):
                 continue
-            wide = torch.promote_types(param.dtype, torch.float32)  # the user has loaded weights
-            common = self._common[slot.name] = param.to(wide, copy=True)
+            # The first interval, or the user has loaded weights.
+            common = self._common[slot.name] = param.to(_wide(param.dtype), copy=True)
             self._checksum = zlib.crc32(common.cpu().numpy().data, self._checksum)
 
     def stepped(self) -> None:
@@ -141,19 +141,18 @@ class LocalSteps(StepWay):
             self._start = {}
             self._set(self._common)
             if self._averages_moments and refused is None:
-                self._average_moments()
+                params = (slot.param for slot in self.exchange.slots)
+                self.average(moments.moments_of(self.exchange.optimizer(), params), "moments")
         self._checksum = 0
         self.interval.meet(reports)
         if refused is not None:
             raise refused
 
-    def _average_moments(self) -> None:
-        found = moments.moments_of(
-            self.exchange.optimizer(), (slot.param for slot in self.exchange.slots)
-        )
+    def average(self, tensors: list[torch.Tensor], what: str) -> None:
+        """Replaces tensors by their averages over the ranks; see `moments.average`. Collective."""
         try:
             moments.average(
-                found, messages=self._messages, host=self._host, name=self._name_of_moments
+                tensors, what, messages=self._messages, host=self._host, prefix=self._prefix
             )
         except BaseException as error:
             raise self.exchange.end(error)  # noqa: B904  # mostly the same error
@@ -255,6 +254,29 @@ class LocalSteps(StepWay):
         self._averages = of("averages")
         self._outer.load(of("outer"))
 
+    def adopt_local_state(self, saved: dict[str, Any] | None, source: int) -> None:
+        """Begins an interval with one rank's number of local steps and outer momentum."""
+        world = self.exchange.world
+        if world.rank != source:
+            saved = None
+        found = world.allgather_object(None if saved is None else saved["interval"])[source]
+        interval = self.interval.state() if found is None else found
+        momenta = {} if saved is None else saved["outer"]
+        adopted = {"interval": {**interval, "taken": 0}, "outer": self._of_source(momenta)}
+        self.load_local_state(adopted)
+
+    def _of_source(self, momenta: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Returns the outer momenta of the one rank that passes any. Collective."""
+        if not self._outer.has_momentum:
+            return {}
+        adopted = {}
+        for slot in self.exchange.slots:
+            own = momenta.get(slot.name, torch.zeros(slot.param.shape)).cpu()
+            name = f"{self._prefix}.outer.{slot.name}"
+            summed = self._messages.wait_for(self._host.add_up(own.double().numpy(), name))
+            adopted[slot.name] = torch.from_numpy(summed).to(_wide(slot.param.dtype))
+        return adopted
+
 
 class _OuterSteps:
     """The steps of the outer optimizer, the same on all ranks."""
@@ -262,6 +284,7 @@ class _OuterSteps:
     def __init__(self, outer: Outer) -> None:
         self._options = outer
         self._momenta: dict[str, torch.Tensor] = {}
+        self.has_momentum = outer.momentum > 0
 
     def step(self, name: str, common: torch.Tensor, average: torch.Tensor) -> None:
         """Moves common weights by an average difference, in place; may change the average."""
@@ -277,6 +300,11 @@ class _OuterSteps:
 
     def load(self, momenta: dict[str, torch.Tensor]) -> None:
         self._momenta = momenta
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Returns the type of common weights and outer momenta of parameters of a type."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ from hvd_sparse.pytorch.attachment import require_attachment
 from hvd_sparse.pytorch.local_steps import LocalSteps
 
 
-def meet(optimizer: torch.optim.Optimizer) -> None:
+def meet(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None = None) -> None:
     """Averages the ranks' weights now, amid an interval of local steps. Collective.
 
     Call it at the end of training, and before checkpoints that another number of ranks may load.
@@ -20,10 +20,13 @@ def meet(optimizer: torch.optim.Optimizer) -> None:
 
     Args:
         optimizer: An optimizer with a compression that has local_steps.
+        model: A module whose floating-point buffers are averaged, too, by the library that runs
+            the ranks: running statistics of batch normalisation. None leaves each rank its own.
 
     Raises:
         InvalidArgumentError: The compression has no local_steps.
-        RanksDisagreeError: The ranks have not taken as many local steps.
+        RanksDisagreeError: The ranks have not taken as many local steps, or their models have
+            different numbers of buffers' entries.
         NonFiniteGradientError: A rank's weights are not finite; all ranks have the last common
             weights again.
         ExchangeFailedError: Another rank ended the exchange, or died.
@@ -32,6 +35,9 @@ def meet(optimizer: torch.optim.Optimizer) -> None:
     if steps is not None:
         steps.exchange.core.check()
         steps.meet()
+        if model is not None:
+            buffers = [one.detach() for one in model.buffers() if one.is_floating_point()]
+            steps.average(buffers, "buffers")
 
 
 @contextmanager

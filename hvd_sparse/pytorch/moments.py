@@ -1,4 +1,4 @@
-"""Averages the moments of the ranks' optimizers, where ranks take local steps."""
+"""Averages what ranks that take local steps have besides weights: moments and statistics."""
 
 from __future__ import annotations
 
@@ -33,34 +33,35 @@ def moments_of(
 
 
 @torch.no_grad()
-def average(moments: list[torch.Tensor], *, messages: Messages, host: TorchHost, name: str) -> None:
-    """Replaces moments by their averages over the ranks, which the host sums. Collective.
+def average(
+    tensors: list[torch.Tensor], what: str, *, messages: Messages, host: TorchHost, prefix: str
+) -> None:
+    """Replaces tensors by their averages over the ranks, which the host sums. Collective.
 
     Args:
-        moments: The moments of this rank's optimizer.
+        tensors: Tensors of floating-point numbers, of the same shapes on all ranks.
+        what: Their name, for errors: "moments".
         messages: Messages between the ranks.
         host: The host of the ranks.
-        name: Name of the operation that sums, unique to the exchange.
+        prefix: Prefix of operations' names, unique to the exchange.
 
     Raises:
-        RanksDisagreeError: The ranks' optimizers have different numbers of moments; nothing was
-            changed.
+        RanksDisagreeError: The ranks have different numbers of entries; nothing was changed.
         ExchangeFailedError: Another rank ended the exchange, or died.
     """
-    numels = [
-        int(row[0]) for row in messages.gather([sum(map(torch.numel, moments))], what="moments")()
-    ]
+    numel = sum(map(torch.numel, tensors))
+    numels = [int(row[0]) for row in messages.gather([numel], what=what)()]
     if len(set(numels)) > 1:
         raise RanksDisagreeError(
-            "moments can be averaged only if all ranks' optimizers have the same, got "
+            f"{what} can be averaged only if all ranks have the same, got "
             + ", ".join(f"{numel} entries on rank {rank}" for rank, numel in enumerate(numels))
         )
-    if not moments:
+    if not tensors:
         return
-    dtype = reduce(torch.promote_types, [one.dtype for one in moments], torch.float32)
-    flat = torch.cat([one.reshape(-1).to(dtype) for one in moments])
+    dtype = reduce(torch.promote_types, [one.dtype for one in tensors], torch.float32)
+    flat = torch.cat([one.reshape(-1).to(dtype) for one in tensors])
     averaging = Reduction.checked(averages=True, gradient_predivide_factor=1.0)
-    averages = messages.wait_for(host.reduce(flat, name, averaging))
-    parts = averages.split([one.numel() for one in moments])
-    for one, part in zip(moments, parts, strict=True):
+    averages = messages.wait_for(host.reduce(flat, f"{prefix}.{what}", averaging))
+    parts = averages.split([one.numel() for one in tensors])
+    for one, part in zip(tensors, parts, strict=True):
         one.copy_(part.view_as(one))

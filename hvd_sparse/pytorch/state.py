@@ -29,7 +29,6 @@ class _Progress(NamedTuple):
         tuning: The tuner's state, from `Tuner.state`.
         states: The sparsifier's state of each unit of selection: float32, [4].
         pending: True if its residuals may be added to dense gradients of the next step.
-        local: State of its interval of local steps, if it takes any.
     """
 
     job_rank: int
@@ -37,7 +36,6 @@ class _Progress(NamedTuple):
     tuning: str | None
     states: dict[str, NDArray[Any]]
     pending: bool
-    local: dict[str, Any] | None
 
 
 def without_residuals(state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -163,25 +161,20 @@ def adopt_progress(way: StepWay, rank: int) -> None:
         tuning=None if tuner is None else tuner.state(),
         states={name: part.numpy() for name, part in state.sparsifier_states()},
         pending=exchange.driven.pending,
-        local=None if way.interval is None else way.interval.state(),
     )
     reports: list[_Progress] = exchange.world.allgather_object(own, _Progress)
-    theirs = next((one for one in reports if one.job_rank == rank), reports[0])
+    source = next((at for at, one in enumerate(reports) if one.job_rank == rank), 0)
+    theirs = reports[source]
     mine = save(way)
     # At another step the count of draws differs, as on a rank that alone loaded an older state.
     alike = (theirs.step, theirs.tuning) == (mine["step"], mine["tuning"])
     found = mine["states"] if alike else {}
     thresholds = {name: part for name, part in found.items() if part.any()}
     pending = any(one.pending for one in reports)
-    local = None if theirs.local is None else {"interval": {**theirs.local, "taken": 0}}
-    common = {
-        "step": theirs.step,
-        "tuning": theirs.tuning,
-        "pending": pending,
-        "local": local,
-    }
+    common = {"step": theirs.step, "tuning": theirs.tuning, "pending": pending, "local": None}
     states = {name: torch.from_numpy(part) for name, part in theirs.states.items()}
     load(way, {**mine, **common, "states": {**states, **thresholds}})
+    way.adopt_local_state(mine["local"], source)
 
 
 def layers_of(exchange: GradientExchange) -> dict[str, int]:

@@ -77,6 +77,19 @@ class StepWay(ABC):
     def load_local_state(self, saved: dict[str, Any] | None) -> None:
         """Restores what `local_state` returned, between two steps."""
 
+    @abstractmethod
+    def adopt_local_state(self, saved: dict[str, Any] | None, source: int) -> None:
+        """Begins local steps anew, from weights that are equal on all ranks. Collective.
+
+        Args:
+            saved: What `local_state` returned on this rank; None if it has just joined.
+            source: The rank whose number of local steps and outer momentum all ranks adopt.
+        """
+
+    @abstractmethod
+    def meet(self) -> None:
+        """Ends an interval of local steps: weights are equal on all ranks then. Collective."""
+
     @contextmanager
     def common_weights(self) -> Iterator[None]:
         """Lends the parameters weights that are the same on all ranks, within the context."""
@@ -174,4 +187,10 @@ class PlainSteps(StepWay):
         return None
 
     def load_local_state(self, saved: dict[str, Any] | None) -> None:
+        """Does nothing: there are no local steps."""
+
+    def adopt_local_state(self, saved: dict[str, Any] | None, source: int) -> None:
+        """Does nothing: there are no local steps."""
+
+    def meet(self) -> None:
         """Does nothing: there are no local steps."""

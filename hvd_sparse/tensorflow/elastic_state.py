@@ -1,10 +1,11 @@
 """Extends Horovod's elastic states to sparse exchanges.
 
-commit      copies each rank's residuals
+commit      lets ranks that take local steps meet, and copies each rank's residuals
 restore     goes back to them, for the next world's exchanges
 sync        builds these exchanges, on joining ranks too, and loads the ranks' residuals
 
-A state does not know which variables are exchanged, so it covers all exchanges of the process.
+A state does not know which variables are exchanged, so it covers all exchanges, and all optimizers
+that take local steps, of the process.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.state.inheritance import checked_policy
 from hvd_sparse.tensorflow import accumulation, compat, registry
 from hvd_sparse.tensorflow.elastic_errors import with_horovod_errors
+from hvd_sparse.tensorflow.local_steps import all_in_order
 
 _making = False
 
@@ -85,8 +87,11 @@ def is_making() -> bool:
 
 
 def save(stock: Callable[..., Any], state: Any) -> None:
-    """Wraps State.save, which `commit` calls."""
+    """Wraps State.save, which `commit` calls, on all ranks in the same step."""
     accumulation.refuse_amid_passes()
+    for local in all_in_order():
+        local.meet()
+        local.commit()
     stock(state)
     for renewal in registry.renewals():
         renewal.commit()
@@ -96,6 +101,8 @@ def restore(stock: Callable[..., Any], state: Any) -> None:
     """Wraps State.restore: exchanges may have failed in the middle of a step."""
     stock(state)
     accumulation.empty_all()
+    for local in all_in_order():
+        local.restore()
     for renewal in registry.renewals():
         renewal.restore()
 
@@ -106,6 +113,9 @@ def sync(stock: Callable[..., Any], state: Any) -> None:
     if isinstance(state, hvd.elastic.TensorFlowState) and tf.executing_eagerly():
         hvd.broadcast_variables(state.variables, root_rank=0)  # Horovod's own needs a session
     stock(state)
+    for local in all_in_order():
+        local.sync()
+        local.commit()
     registry.renew_all()
     for renewal in registry.renewals():
         renewal.commit()
@@ -117,6 +127,8 @@ def check_host_updates(stock: Callable[..., Any], state: Any) -> None:
         stock(state)
     except HostsUpdatedInterrupt as interrupt:
         accumulation.refuse_amid_passes()
+        for local in all_in_order():
+            local.meet()
         if registry.pool_all():
             interrupt.skip_sync = False  # even if nobody joins: sync() builds the next exchanges
         raise

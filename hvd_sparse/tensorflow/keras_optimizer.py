@@ -16,8 +16,7 @@ import tensorflow as tf
 
 from hvd_sparse.compression import as_compression, is_sparse_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
-from hvd_sparse.local_steps import check_job
-from hvd_sparse.ranks.world import in_elastic_job
+from hvd_sparse.local_steps import check_averages
 from hvd_sparse.tensorflow import compat, loss_scaling
 from hvd_sparse.tensorflow.accumulation import Accumulation
 from hvd_sparse.tensorflow.keras_callbacks import with_short_rate
@@ -93,8 +92,8 @@ def distribute_keras_3(
         ).of_optimizer(optimizer)
         reduce = _sparsely(settings, process_set, optimizer)
         if chosen.is_local:
-            check_job(elastic=in_elastic_job(), averages=settings.reduction.averages)
-            local_steps = LocalSteps(chosen, local.around(reduce))
+            check_averages(settings.reduction.averages)
+            local_steps = LocalSteps(chosen, local.around(reduce), optimizer, process_set)
         if settings.dampening > 0:
             momentum = MovedMomentum(
                 optimizer, is_moved=lambda: settings.moves_momentum(process_set), local=local

@@ -13,7 +13,8 @@ LossScaleOptimizer        exchanges before it checks whether gradients are finit
                           local layers
 join                      is refused while there is a sparse exchange
 shutdown                  ends the exchanges first
-elastic states            keep residuals when ranks come and go; support Keras 3 optimizers
+elastic states            keep residuals when ranks come and go, between meetings of local steps;
+                          support Keras 3 optimizers
 elastic.run               restarts training after an error that has ended an exchange
 """
 

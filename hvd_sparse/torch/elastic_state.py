@@ -1,6 +1,7 @@
 """Extends horovod.torch.elastic.TorchState to sparse optimizers.
 
-commit      saves this rank's residuals with the optimizer's state, as state_dict() does
+commit      lets ranks that take local steps meet, and saves this rank's residuals with the
+            optimizer's state, as state_dict() does
 restore     loads them again, for the exchange of the next ranks
 sync        builds that exchange, and gives it the residuals that the ranks hold
 """
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from horovod.common.exceptions import HostsUpdatedInterrupt
 
-from hvd_sparse.pytorch.attachment import attachment_of, require_attachment
+from hvd_sparse.pytorch.attachment import Attachment, attachment_of, require_attachment
 from hvd_sparse.state.inheritance import checked_policy
 
 
@@ -29,6 +30,17 @@ def elastic_residuals(optimizer: torch.optim.Optimizer, policy: str) -> None:
         InvalidArgumentError: `policy` is neither, or the optimizer has no sparse compression.
     """
     require_attachment(optimizer).renewal.policy = checked_policy(policy)
+
+
+def save(stock: Callable[..., Any], elastic_state: Any) -> None:
+    """Wraps TorchState.save, which `commit` calls, on all ranks in the same step.
+
+    Ranks that take local steps meet first, so that what is saved is equal on all ranks.
+    """
+    for attachment in _attachments(elastic_state):
+        if attachment.way is not None:
+            attachment.way.meet()
+    stock(elastic_state)
 
 
 def restore_optimizer(stock: Callable[..., Any], handler: Any) -> None:
@@ -50,13 +62,18 @@ def sync_optimizer(stock: Callable[..., Any], handler: Any) -> None:
 
 
 def check_host_updates(stock: Callable[..., Any], elastic_state: Any) -> None:
-    """Wraps TorchState.check_host_updates: before ranks leave, sums up all residuals."""
+    """Wraps TorchState.check_host_updates: before ranks leave, they meet and sum up residuals."""
     try:
         stock(elastic_state)
     except HostsUpdatedInterrupt as interrupt:
-        for handler in elastic_state._handlers.values():
-            attachment = attachment_of(handler.value)
-            if attachment is not None:
-                attachment.renewal.pool()
-                interrupt.skip_sync = False  # even if none joins: sync() builds the next exchange
+        for attachment in _attachments(elastic_state):
+            if attachment.way is not None:
+                attachment.way.meet()
+            attachment.renewal.pool()
+            interrupt.skip_sync = False  # even if none joins: sync() builds the next exchange
         raise
+
+
+def _attachments(elastic_state: Any) -> list[Attachment]:
+    found = (attachment_of(handler.value) for handler in elastic_state._handlers.values())
+    return [one for one in found if one is not None]

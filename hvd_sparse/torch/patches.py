@@ -5,7 +5,7 @@ broadcast_optimizer_state   of a sparse optimizer starts no exchange and changes
                             ranks continue at the root's step, and with its plan
 join                        is refused while there is a sparse optimizer
 shutdown                    ends the exchanges first
-elastic.TorchState          keeps residuals when ranks come and go
+elastic.TorchState          keeps residuals when ranks come and go, between meetings of local steps
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from hvd_sparse.ranks import lifecycle
 from hvd_sparse.torch.elastic_state import (
     check_host_updates,
     restore_optimizer,
+    save,
     sync_optimizer,
 )
 from hvd_sparse.torch.host import HorovodHost
@@ -58,6 +59,7 @@ def install() -> None:
         ("shutdown", horovod.torch.mpi_ops, lifecycle.shut_down),
         ("restore", elastic.OptimizerStateHandler, restore_optimizer),
         ("sync", elastic.OptimizerStateHandler, sync_optimizer),
+        ("save", elastic.TorchState, save),
         ("check_host_updates", elastic.TorchState, check_host_updates),
     ):
         replace(name, home, around, modules=_MODULES)

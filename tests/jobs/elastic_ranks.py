@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 import hvd_sparse.torch
-from hvd_sparse.torch import elastic_residuals
-from tests.jobs.elastic_steps import die, parser, presets, train
+from hvd_sparse.torch import elastic_residuals, meet
+from tests.jobs.elastic_steps import TOLERANCE, die, parser, presets, train
 from tests.jobs.elastic_witness import COUNTED, Witness, a_count
 
 
@@ -59,6 +59,7 @@ def main() -> None:
             torch.from_numpy(array), op=hvd.Sum, name=name
         ).numpy(),
         gathered=lambda thing, name: hvd.allgather_object(thing, name=name),
+        tolerance=TOLERANCE.get(args.compression, 0.0),
     )
 
     def step(number: int, *, dies: bool) -> float:
@@ -74,7 +75,13 @@ def main() -> None:
         return float(hvd.allreduce(loss.detach(), name="loss"))
 
     state = hvd.elastic.TorchState(model, optimizer, step=0, reached=0, first_loss=0.0)
-    train(hvd, state, args, witness, step=step, check_replicas=lambda: check_replicas(model))
+
+    def check() -> None:
+        if args.compression == "local":
+            meet(optimizer)
+        check_replicas(model)
+
+    train(hvd, state, args, witness, step=step, check_replicas=check)
 
 
 if __name__ == "__main__":

@@ -29,10 +29,13 @@ parser = argparse.ArgumentParser()
 parser.add_argument("sizes", type=int, nargs="+")
 parser.add_argument("--policy", default="spread")
 parser.add_argument(
-    "--compression", choices=("lags", "gtopk", "ternary", "adaptive"), default="lags"
+    "--compression", choices=("lags", "gtopk", "ternary", "adaptive", "local"), default="lags"
 )
 parser.add_argument("--dies", type=int)
 parser.add_argument("--fails", action="store_true")
+
+
+TOLERANCE = {"local": 1e-12}  # of sums of residuals: differences of weights are no integers
 
 
 def presets(module: Any) -> dict[str, Any]:
@@ -42,6 +45,9 @@ def presets(module: Any) -> dict[str, Any]:
         "gtopk": module.GTopK(density=0.05, min_numel=1),
         "ternary": module.ThreeLC(min_numel=1),
         "adaptive": module.LAGS(density=0.05, min_numel=1),
+        "local": module.TopK(
+            density=0.25, min_numel=1, local_steps=3, outer=module.Outer(lr=0.7, momentum=0.5)
+        ),
     }
 
 
@@ -98,9 +104,10 @@ def train(
                     f"done after {state.step} steps, loss {state.first_loss:.3f} to {loss:.3f}"
                 )
                 return
-            witness.before_commit(state.step)
             try:
-                state.commit()
+                state.save()  # ranks that take local steps meet
+                witness.before_commit(state.step)
+                state.check_host_updates()
             except HostsUpdatedInterrupt:
                 witness.why = "update"
                 raise

@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse.tensorflow
-from hvd_sparse.tensorflow import elastic_residuals, registry, saved_state
-from tests.jobs.elastic_steps import die, parser, presets, train
+from hvd_sparse.tensorflow import elastic_residuals, meet, registry, saved_state
+from tests.jobs.elastic_steps import TOLERANCE, die, parser, presets, train
 from tests.jobs.elastic_witness import COUNTED, Witness, a_count
 
 parser.add_argument("--keras", action="store_true")
@@ -77,6 +77,7 @@ def main() -> None:
         residual=counted_residual,
         summed=lambda array, name: hvd.allreduce(tf.constant(array), op=hvd.Sum, name=name).numpy(),
         gathered=lambda thing, name: hvd.allgather_object(thing, name=name),
+        tolerance=TOLERANCE.get(args.compression, 0.0),
     )
     optimizer = keras.optimizers.SGD(0.05, momentum=0.5)
     started = {"step": 0, "reached": 0, "first_loss": 0.0}
@@ -111,7 +112,12 @@ def main() -> None:
         loss = np.mean((outputs[:, :1] - targets) ** 2)
         return float(hvd.allreduce(tf.constant(loss), name="loss"))
 
-    train(hvd, state, args, witness, step=step, check_replicas=lambda: check_replicas(model))
+    def check() -> None:
+        if args.compression == "local":
+            meet(optimizer)
+        check_replicas(model)
+
+    train(hvd, state, args, witness, step=step, check_replicas=check)
 
 
 if __name__ == "__main__":

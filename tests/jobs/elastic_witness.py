@@ -28,6 +28,7 @@ class Witness:
         residual: Returns this rank's residual of the layer: float64, flat; zeros if it holds none.
         summed: Sums such an array over the ranks; takes a name.
         gathered: Gathers an object from every rank; takes a name.
+        tolerance: Relative error of a sum of residuals: 0 where they are integers times UNIT.
 
     Attributes:
         why: Cause of the last change of ranks: "new", "failure" or "update".
@@ -40,10 +41,12 @@ class Witness:
         residual: Callable[[], np.ndarray],
         summed: Callable[[np.ndarray, str], np.ndarray],
         gathered: Callable[[Any, str], list[Any]],
+        tolerance: float = 0.0,
     ) -> None:
         self.why = "new"
         self._hvd = hvd
         self._residual, self._summed, self._gathered = residual, summed, gathered
+        self._tolerance = tolerance
         self._own = np.zeros(np.prod(COUNTED))  # this rank's residual at the last commit
         self._total = np.zeros_like(self._own)  # the sum over all ranks then
         self._steps = 0
@@ -72,7 +75,8 @@ class Witness:
         if self.why == "failure" and self._place == (rank, size):
             assert np.array_equal(self._residual(), self._own), "not its own residual"
         found = self._summed(self._residual(), "witness.found")
-        assert np.array_equal(found, expected), np.abs(found - expected).sum()
+        error = np.abs(found - expected)
+        assert np.all(error <= self._tolerance * np.abs(expected).max()), error.sum()
         shares = self._gathered(int(np.count_nonzero(self._residual())), "witness.shares")
         total = int(np.abs(expected).sum() / UNIT)
         self.tell(f"reasons {sorted(reasons)} size {size} total {total} shares {shares}")

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.tensorflow import TopK, registry, saved_state
+from hvd_sparse.tensorflow import Outer, TopK, meet, registry, saved_state
 from tests.parallel_tensorflow.ranks import assert_same_on_all_ranks, same
 
 FIXED = TopK(density=0.05, min_numel=64)
 pytestmark = pytest.mark.usefixtures("an_elastic_job")
 
 
-def make_model(passes=1):
+def make_model(passes=1, compression=FIXED):
     keras.utils.set_random_seed(hvd.rank())
     layers = [
         keras.Input((16,)),
@@ -25,7 +25,7 @@ def make_model(passes=1):
     ]
     model = keras.Sequential(layers)
     optimizer = hvd.DistributedOptimizer(
-        keras.optimizers.Adam(0.01), compression=FIXED, backward_passes_per_step=passes
+        keras.optimizers.Adam(0.01), compression=compression, backward_passes_per_step=passes
     )
     model.compile(optimizer=optimizer, loss="mse", metrics=["mae"])
     return model
@@ -92,3 +92,26 @@ def test_amid_passes_nothing_is_committed_and_a_restored_state_begins_with_the_f
     model.train_on_batch(*batch)
     state.commit()
     assert_same_on_all_ranks(weights_of(model))
+
+
+def test_ranks_meet_before_a_commit_and_begin_an_interval_with_it():
+    local = TopK(density=0.05, min_numel=64, local_steps=4, outer=Outer(lr=0.5, momentum=0.5))
+    model = make_model(compression=local)
+    state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+    state.sync()
+    fit(model, state, epochs=3)  # commits amid an interval
+    assert_same_on_all_ranks([one.value for one in model.trainable_variables])
+    before = [one.numpy() for one in model.trainable_variables]
+    after = []
+    for _ in range(2):
+        for step in range(6):
+            inputs = np.full((4, 16), step + hvd.rank(), np.float32)
+            model.train_on_batch(inputs, inputs[:, :4])
+        meet(model.optimizer)
+        after.append([one.numpy() for one in model.trainable_variables])
+        state.restore()
+        state.sync()
+        now = [one.numpy() for one in model.trainable_variables]
+        assert all(np.array_equal(*two) for two in zip(now, before, strict=True))
+    assert any(not np.array_equal(*two) for two in zip(after[0], before, strict=True))
+    assert_same_on_all_ranks([one.value for one in model.trainable_variables])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import keras
 import numpy as np
 import pytest
@@ -16,7 +18,9 @@ from hvd_sparse.tensorflow import (
     Outer,
     TopK,
     common_weights,
+    local_steps,
     meet,
+    report_loss,
     residual_variables,
     save_checkpoint,
     stats,
@@ -130,12 +134,55 @@ def test_weights_that_a_callback_broadcasts_begin_an_interval():
         assert_same_on_all_ranks(variable)
 
 
-@pytest.mark.parametrize("local_steps", ["auto", AdaComm(first=4)])
-def test_a_number_of_steps_that_changes_is_refused(local_steps):
-    with pytest.raises(UnsupportedError, match="local_steps must be a number in TensorFlow"):
-        hvd.DistributedOptimizer(
-            keras.optimizers.SGD(1.0), compression=TopK(local_steps=local_steps)
-        )
+@pytest.mark.parametrize("traced", [False, True])
+def test_all_ranks_choose_the_next_interval_alike(traced):
+    variable, optimizer, step = made(Dense(local_steps=AdaComm(first=4, every=1e-9)), traced=traced)
+    lengths = []
+    for number in range(12):
+        report_loss(optimizer, tf.constant(8.0 if number == 0 else 2.0 + hvd.rank()))
+        step(tf.constant(gradient(number)))
+        lengths.append(local_steps(optimizer))
+    rows = hvd.allgather(tf.constant([lengths]), name="lengths").numpy()
+    assert all(np.array_equal(rows[0], row) for row in rows)
+    assert lengths[:4] == [4, 4, 4, lengths[3]]
+    assert lengths[-1] == 1
+    assert_same_on_all_ranks(variable)
+
+
+def test_a_loss_may_be_reported_within_a_traced_step():
+    variable = keras.Variable(np.zeros(SHAPE, np.float32))
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), compression=Dense(local_steps=AdaComm(first=2, every=1e-9))
+    )
+
+    @tf.function
+    def step(given):
+        report_loss(optimizer, tf.reduce_sum(given))
+        optimizer.apply([given], [variable])
+
+    for _ in range(4):
+        step(tf.ones(SHAPE))
+    assert local_steps(optimizer) == 1
+    assert_same_on_all_ranks(variable)
+
+
+def test_adacomm_asks_for_the_loss_on_all_ranks():
+    _, _, step = made(Dense(local_steps=AdaComm(first=2, every=1e-9)), traced=False)
+    step(tf.constant(gradient(0)))
+    with pytest.raises(InvalidArgumentError, match="report_loss"):
+        step(tf.constant(gradient(1)))
+
+
+def test_the_number_of_steps_may_follow_the_time_that_meetings_take():
+    variable, optimizer, step = made(replace(SPARSE, local_steps="auto"), traced=True)
+    assert local_steps(optimizer) == 4
+    for number in range(64):
+        step(tf.constant(gradient(number)))
+    lengths = hvd.allgather(tf.constant([local_steps(optimizer)]), name="auto").numpy()
+    assert len(set(lengths)) == 1
+    assert 4 < lengths[0] <= 32  # next to nothing is computed between meetings here
+    meet(optimizer)
+    assert_same_on_all_ranks(variable)
 
 
 def test_what_cannot_take_local_steps_is_refused():
