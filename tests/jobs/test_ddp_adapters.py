@@ -23,6 +23,7 @@ import pytest
 import torch
 
 from tests.jobs.launch import BIN, ROOT, SITE, environment, free_port, run
+from tests.marks import long
 
 STEPS = 23  # of an epoch, on two ranks
 EPOCHS = 4
@@ -114,7 +115,8 @@ def played(packages, tmp_path_factory):
     return play
 
 
-@pytest.mark.parametrize("framework", SAVED)
+# The Trainer saves through Accelerate, too.
+@pytest.mark.parametrize("framework", [long(one) if one == "accelerate" else one for one in SAVED])
 def test_an_example_trains_sparsely_and_resumes_bit_for_bit(framework, played):
     output, whole, rest = played(framework)
 

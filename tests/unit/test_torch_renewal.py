@@ -84,7 +84,17 @@ def way_of(param: torch.Tensor) -> SimpleNamespace:
         rates=LearningRates(optimizer, LAGS()),
         stats=None,
     )
-    return SimpleNamespace(exchange=exchange, close=lambda: None)
+    adopted = []
+
+    def adopt_local_state(saved, source):
+        adopted.append((saved, source))
+
+    return SimpleNamespace(
+        exchange=exchange,
+        close=lambda: None,
+        adopt_local_state=adopt_local_state,
+        adopted=adopted,
+    )
 
 
 def test_whoever_was_seen_to_clip_clips_in_the_next_world_too(built, monkeypatch):
@@ -104,7 +114,9 @@ def test_whoever_was_seen_to_clip_clips_in_the_next_world_too(built, monkeypatch
 def test_residuals_that_were_shared_out_follow_the_rate_from_where_it_was():
     param = torch.nn.Parameter(torch.ones(3))
     way = way_of(param)
-    Successor(way, HorovodHost(ProcessSet(2))).begin({}, steps=7, rates={"w": 1.0})
+    successor = Successor(way, HorovodHost(ProcessSet(2)))
+    successor.begin({}, steps=7, rates={"w": 1.0}, held={"local": {"amid": False}}, source=1)
+    assert way.adopted == [({"amid": False}, 1)]
     assert way.exchange.driven.loaded == [({}, {}, 7)]
     assert way.exchange.rates.decays([Slot("w", param, 1)]) == [2.0]
 
