@@ -51,19 +51,14 @@ class Successor:
         """Restores this rank's own state, including thresholds and plan."""
         state.load(self._way, held)
 
-    def begin(
-        self,
-        residuals: Mapping[str, NDArray[Any]],
-        *,
-        steps: int,
-        rates: Any,
-        held: dict[str, Any] | None,
-        source: int,
-    ) -> None:
-        """Starts after `steps` steps with the residuals that were shared out. Collective."""
+    def begin(self, residuals: Mapping[str, NDArray[Any]], *, steps: int, rates: Any) -> None:
+        """Starts after `steps` steps with the residuals that were shared out."""
         tensors = {name: torch.from_numpy(part) for name, part in residuals.items()}
         self._way.exchange.driven.load(tensors, {}, step=steps)
         self._way.exchange.rates.load(rates)
+
+    def adopt(self, held: dict[str, Any] | None, source: int) -> None:
+        """Adopts the number of local steps and the outer momentum of one rank. Collective."""
         self._way.adopt_local_state(None if held is None else held.get("local"), source)
 
     def total(self) -> dict[str, Any]:

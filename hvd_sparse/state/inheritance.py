@@ -85,23 +85,15 @@ class Successor(Protocol):
     def go_on(self, held: dict[str, Any]) -> None:
         """Continues with the saved state of this very rank, as if nothing had happened."""
 
-    def begin(
-        self,
-        residuals: Mapping[str, NDArray[Any]],
-        *,
-        steps: int,
-        rates: Any,
-        held: dict[str, Any] | None,
-        source: int,
-    ) -> None:
-        """Begins after so many steps with residuals of some layers. Collective.
+    def begin(self, residuals: Mapping[str, NDArray[Any]], *, steps: int, rates: Any) -> None:
+        """Begins after so many steps with residuals of some layers; missing ones are zero."""
+
+    def adopt(self, held: dict[str, Any] | None, source: int) -> None:
+        """Adopts what ranks have in common besides residuals from one of them. Collective.
 
         Args:
-            residuals: This rank's share, by layer; missing ones are zero.
-            steps: Number of steps that were exchanged.
-            rates: Learning rates at which the residuals were accumulated.
             held: The state saved on this rank; None if it has just joined.
-            source: The rank whose state is right for all, where it is common to the ranks.
+            source: The rank.
         """
 
 
@@ -182,7 +174,8 @@ def inherit(successor: Successor, held: dict[str, Any] | None, policy: str) -> N
             assert held is not None
             total.add(held["layers"], successor.residuals_of(held))
         shares = total.share(successor.allreduce, rank=world.rank, size=world.size)
-    successor.begin(shares, steps=first.steps, rates=rates, held=held, source=contributing[0])
+    successor.begin(shares, steps=first.steps, rates=rates)
+    successor.adopt(held, contributing[0])
 
 
 def total_of(successor: Successor, saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,20 +46,14 @@ class Successor:
         """Loads this rank's own state, including thresholds and plan."""
         saved_state.load(self._exchange, held)
 
-    def begin(
-        self,
-        residuals: Mapping[str, NDArray[Any]],
-        *,
-        steps: int,
-        rates: Any,
-        held: dict[str, Any] | None,
-        source: int,
-    ) -> None:
+    def begin(self, residuals: Mapping[str, NDArray[Any]], *, steps: int, rates: Any) -> None:
         """Starts after `steps` steps with this rank's share of the residuals."""
-        del held, source  # nothing else is common to the ranks
         own = {saved: name for name, saved in self._exchange.saved_names.items()}
         shares = {own[name]: part for name, part in residuals.items()}
         self._exchange.load(shares, {}, {}, step=steps, rate=rates)
+
+    def adopt(self, held: dict[str, Any] | None, source: int) -> None:
+        """Does nothing: local steps belong to the optimizer; see elastic_state.py."""
 
     def total(self) -> dict[str, Any]:
         """Returns `saved_state.save`'s state with the residuals of all ranks summed. Collective."""

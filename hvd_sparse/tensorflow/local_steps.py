@@ -171,7 +171,7 @@ class LocalSteps:
         if not all(built):
             raise InvalidArgumentError(
                 f"the optimizer has no variables on rank {built.index(False)}: build it before "
-                "the elastic state is synchronised, so that it adopts the outer momentum"
+                "the elastic state is synchronised, so that it adopts the state of local steps"
             )
         if self._changes:
             assert self._length is not None

@@ -115,7 +115,8 @@ def test_residuals_that_were_shared_out_follow_the_rate_from_where_it_was():
     param = torch.nn.Parameter(torch.ones(3))
     way = way_of(param)
     successor = Successor(way, HorovodHost(ProcessSet(2)))
-    successor.begin({}, steps=7, rates={"w": 1.0}, held={"local": {"amid": False}}, source=1)
+    successor.begin({}, steps=7, rates={"w": 1.0})
+    successor.adopt({"local": {"amid": False}}, 1)
     assert way.adopted == [({"amid": False}, 1)]
     assert way.exchange.driven.loaded == [({}, {}, 7)]
     assert way.exchange.rates.decays([Slot("w", param, 1)]) == [2.0]
