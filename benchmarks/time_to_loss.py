@@ -322,8 +322,7 @@ def racers(
     dense = replace(runs.pop("dense"), stop=goal)
     alone = replace(dense, method=ALONE, stop=min(goal, 4 * RACE_BLOCK))
     mpi, gloo = DENSE
-    over_gloo = {"LAGS, Horovod over Gloo": replace(runs["LAGS"], gloo=True)}
-    return {"alone": alone, mpi: dense, gloo: replace(dense, gloo=True), **runs, **over_gloo}
+    return {"alone": alone, mpi: dense, gloo: replace(dense, gloo=True), **runs}
 
 
 @app.command()
