@@ -6,6 +6,7 @@ own in place of gradients; what it delivers moves the common variables, with whi
 
 from __future__ import annotations
 
+import gc
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,8 @@ _serials = itertools.count()
 
 def all_in_order() -> list[LocalSteps]:
     """Returns the local steps of this process's optimizers, as they were made."""
+    if len(_all) > 1:
+        gc.collect()  # Keras's models are cycles: a discarded one must be gone on all ranks
     return sorted(_all, key=lambda one: one.serial)
 
 
