@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-
 import horovod.torch as hvd
 import torch
 import torch.distributed as dist
@@ -17,15 +15,13 @@ def start() -> None:
     """Initialises torch.distributed between the ranks, which mpirun has started for Horovod."""
     if dist.is_initialized():
         return
-    port = 0
-    if hvd.rank() == 0:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+    store, port = None, 0
+    if hvd.rank() == 0:  # listens on a port that nothing else has
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        port = store.port
     port = int(hvd.broadcast(torch.tensor([port]), root_rank=0, name="docs.port"))
-    dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=hvd.rank(), world_size=hvd.size()
-    )
+    store = store or dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=hvd.rank(), world_size=hvd.size())
 
 
 def attached(*, steps: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
