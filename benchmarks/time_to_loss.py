@@ -354,8 +354,9 @@ def report(
                 print(as_markdown(title, ["predictor", "all", "within families"], rows))
                 if plots is not None:
                     plot_progress(found, plots / f"progress_{one.name}.png")
-        found_bits = {account.run.bits for account in store.all() if account.run.task == one.name}
-        every = sorted({*one.bits, *(bits for bits in found_bits if bits)}, reverse=True)
+        runs = [account.run for account in store.all()]
+        found_bits = {run.bits for run in runs if run.task == one.name and run.bits is not None}
+        every = sorted(found_bits.union(one.bits), reverse=True)
         networks = [racers(store, one, bits, steps, goal, rate) for bits in every]
         raced = Raced(one.name, networks, store, goal)
         if raced.networks:

@@ -180,6 +180,16 @@ class Interval:
         self._losses: list[Any] = []
         self._first: tuple[float, float] | None = None  # loss and learning rate
 
+    @property
+    def changes(self) -> bool:
+        """True if a rule changes the length."""
+        return self._rule is not None
+
+    @property
+    def follows_loss(self) -> bool:
+        """True if the rule needs the loss of local steps."""
+        return isinstance(self._rule, AdaComm)
+
     def step(self) -> bool:
         """Counts a local step; returns true if the ranks are to meet after it."""
         self.taken += 1
@@ -187,7 +197,7 @@ class Interval:
 
     def note_loss(self, loss: Any) -> None:
         """Notes the loss of a local step: a number, or a tensor with one element."""
-        if isinstance(self._rule, AdaComm):
+        if self.follows_loss:
             self._losses.append(loss)
 
     def report(self, *, rate: float, weights: int) -> Sequence[float]:

@@ -257,13 +257,10 @@ class LocalSteps(StepWay):
     def adopt_local_state(self, saved: dict[str, Any] | None, source: int) -> None:
         """Begins an interval with one rank's number of local steps and outer momentum."""
         world = self.exchange.world
-        if world.rank != source:
-            saved = None
-        found = world.allgather_object(None if saved is None else saved["interval"])[source]
-        interval = self.interval.state() if found is None else found
-        momenta = {} if saved is None else saved["outer"]
-        adopted = {"interval": {**interval, "taken": 0}, "outer": self._of_source(momenta)}
-        self.load_local_state(adopted)
+        own = saved if world.rank == source and saved is not None else {}
+        interval = world.allgather_object(own.get("interval"))[source] or self.interval.state()
+        momenta = self._of_source(own.get("outer", {}))
+        self.load_local_state({"interval": {**interval, "taken": 0}, "outer": momenta})
 
     def _of_source(self, momenta: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Returns the outer momenta of the one rank that passes any. Collective."""

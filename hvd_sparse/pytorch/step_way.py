@@ -82,7 +82,7 @@ class StepWay(ABC):
         """Begins local steps anew, from weights that are equal on all ranks. Collective.
 
         Args:
-            saved: What `local_state` returned on this rank; None if it has just joined.
+            saved: The state from `local_state` on this rank; None if it has just joined.
             source: The rank whose number of local steps and outer momentum all ranks adopt.
         """
 

@@ -69,7 +69,6 @@ class LocalSteps:
         process_set: Any,
     ) -> None:
         self._interval = Interval(compression.local_steps)
-        self._changes = not isinstance(compression.local_steps, int)
         self._outer = compression.outer
         self._reduce = reduce
         self._owner = weakref.ref(optimizer)
@@ -134,9 +133,10 @@ class LocalSteps:
         tf.cond(due, self._meet, lambda: tf.constant(False))
 
     def note_loss(self, loss: Any) -> None:
-        """Adds the loss of a local step."""
-        losses = self._built_losses()
-        losses.assign_add(tf.stack([1.0, tf.reshape(tf.cast(loss, tf.float64), ())]))
+        """Adds the loss of a local step, where the rule needs it."""
+        if self._interval.follows_loss:
+            one = tf.reshape(tf.cast(loss, tf.float64), ())
+            self._built_losses().assign_add(tf.stack([1.0, one]))
 
     def meet(self) -> None:
         """Ends the interval now, outside of any graph. Collective."""
@@ -162,7 +162,7 @@ class LocalSteps:
         Raises:
             InvalidArgumentError: The optimizer was built on some ranks only.
         """
-        if not self._outer.momentum and not self._changes:
+        if not self._outer.momentum and not self._interval.changes:
             return
         owner = self._owner()
         if self._taken is None and owner is not None and owner.built:
@@ -176,7 +176,7 @@ class LocalSteps:
                 f"the optimizer has no variables on rank {built.index(False)}: build it before "
                 "the elastic state is synchronised, so that it adopts the state of local steps"
             )
-        if self._changes:
+        if self._interval.changes:
             assert self._length is not None
             self._interval.load({**world.broadcast_object(self._interval.state()), "taken": 0})
             self._length.assign(self._interval.length)
@@ -202,7 +202,7 @@ class LocalSteps:
     def _meet(self) -> tf.Tensor:
         assert self._taken is not None
         pairs = list(zip(self._common, self._tensors(), strict=True))
-        reports = self._reports() if self._changes else None
+        reports = self._reports() if self._interval.changes else None
         differences = [common.read_value() - variable.read_value() for common, variable in pairs]
         averages = self._reduce(differences, self._variables)
         momenta = self._momenta or [None] * len(averages)

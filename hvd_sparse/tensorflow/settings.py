@@ -164,9 +164,11 @@ class Settings:
         settings = replace(self, follows_rate=wanted)
         if self.compression.momentum_correction == AUTO:
             momentum = momentum_to_move(optimizer)
-            masks = momentum == 0 or masks_velocity(optimizer)
             settings = replace(
-                settings, momentum=momentum, dampening=momentum, masks_velocity=masks
+                settings,
+                momentum=momentum,
+                dampening=momentum,
+                masks_velocity=masks_velocity(optimizer),
             )
         return settings
 
@@ -188,7 +190,7 @@ class Settings:
         """
         if self.dampening == 0 or self.moves_momentum(process_set):
             return self
-        return replace(self, momentum=0.0, dampening=0.0, masks_velocity=True)
+        return replace(self, momentum=0.0, dampening=0.0)
 
     def describe(self) -> dict[str, str]:
         """Returns, by name, the options that must be the same on all ranks."""

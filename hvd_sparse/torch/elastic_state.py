@@ -37,9 +37,7 @@ def save(stock: Callable[..., Any], elastic_state: Any) -> None:
 
     Ranks that take local steps meet first, so that what is saved is equal on all ranks.
     """
-    for attachment in _attachments(elastic_state):
-        if attachment.way is not None:
-            attachment.way.meet()
+    _meet(elastic_state)
     stock(elastic_state)
 
 
@@ -66,12 +64,18 @@ def check_host_updates(stock: Callable[..., Any], elastic_state: Any) -> None:
     try:
         stock(elastic_state)
     except HostsUpdatedInterrupt as interrupt:
+        _meet(elastic_state)
         for attachment in _attachments(elastic_state):
-            if attachment.way is not None:
-                attachment.way.meet()
             attachment.renewal.pool()
             interrupt.skip_sync = False  # even if none joins: sync() builds the next exchange
         raise
+
+
+def _meet(elastic_state: Any) -> None:
+    """Ends intervals of local steps. Collective."""
+    for attachment in _attachments(elastic_state):
+        if attachment.way is not None:
+            attachment.way.meet()
 
 
 def _attachments(elastic_state: Any) -> list[Attachment]:
