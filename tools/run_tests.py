@@ -47,7 +47,7 @@ FAULTS = ("tests/jobs/test_faults.py", "tests/jobs/test_op_memory.py")
 DDP_JOBS = tuple(f"tests/jobs/test_ddp{part}.py" for part in ("", "_adapters", "_hooks"))
 # Parts of the tests, as options of tests/shares.py. The frameworks share the cases of their laws;
 # what one rank can test as well as several is dealt out to both.
-PART, SMALL_PART = "--every=4", "--every=8"
+PART, SMALL_PART = "--every=4", "--every=16"
 TORCH_PART, DDP_PART, TENSORFLOW_PART = (f"{PART} --laws={one}/3" for one in (1, 2, 3))
 ALONE, TOGETHER = " --share=1/2", " --share=2/2"
 # C++ tests that compute for seconds, and repeat what others show: of the same kernels with fewer
@@ -56,10 +56,13 @@ LONG_CPP = (
     "DenseWorkOnDevice.CodesHaveTheBitsOfTheCpu",
     "DeviceLaunches.AStepThatCorrectsMomentumTakesNoMore",
     "DeviceOutOfMemory.InAnyAllocationOfAStepLosesNothing/Devices_gaussian",
-    "FeedbackOfType.TakingEqualsOneAfterTheOther.*<(double|hvd_sparse::Float16)>",
+    "FeedbackOfType.TakingEqualsOneAfterTheOther.*<(double|hvd_sparse::.*)>",
+    "FollowThreshold.TheCountStaysLawfulWhenTheGradientJumps/(sampled|sidco)",
     "FollowThreshold.TheMeanCountIsK",
+    "LargeBucket.EntriesBeyondTwoToThe31BytesAreExchanged",
+    "OnePass.AndNoSampleInTheSteadyState/top_k",
     "On/OutOfMemory.InAnyAllocationOfAStepLosesNothing/ItsOwnThread",
-    "ScatterInto.EqualsThePlainLoopWhere.*<(double|hvd_sparse::Float16)>",
+    "ScatterInto.EqualsThePlainLoopWhere.*<(double|hvd_sparse::.*)>",
 )
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -10,7 +10,6 @@ import pytest
 from hvd_sparse.collectives import COLLECTIVES
 from hvd_sparse.planning.cluster import Cluster
 from tests.jobs.launch import mpirun, run
-from tests.marks import long
 from tests.profiles import deep_profile
 
 
@@ -23,7 +22,8 @@ def bench_under_torchrun(ranks, *options):
     return run([sys.executable, *launcher, "-m", "hvd_sparse", "bench", *options], timeout=120)
 
 
-@pytest.mark.parametrize("ranks", [long(2), 3])
+@pytest.mark.long  # tools/try_torch_alone.py runs it without Horovod
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_a_bench_times_every_collective_and_saves_what_a_plan_takes(tmp_path, ranks):
     result, saved, model = (
         tmp_path / name for name in ("bench.json", "cluster.json", "model.json")

@@ -81,7 +81,11 @@ def check(files):
 
 @pytest.mark.parametrize(
     ("compression", "optimizer", "clips"),
-    [("sparse", "sgd", False), ("sparse", "adam", False), ("adaptive", "sgd", True)],
+    [
+        pytest.param("sparse", "sgd", False, marks=pytest.mark.long),
+        ("sparse", "adam", False),
+        ("adaptive", "sgd", True),
+    ],
 )
 def test_a_compiled_step_trains_as_a_plain_one(compression, optimizer, clips, traced):
     compression = COMPRESSIONS[compression]

@@ -15,6 +15,7 @@ from hvd_sparse.tensorflow import LAGS, TopK, load_checkpoint, prepare, save_che
 from hvd_sparse.tensorflow.registry import find_exchange
 from tests.checkpoints import seal_again
 from tests.framework_laws import checkpoint, laws_in
+from tests.marks import long
 from tests.parallel_tensorflow.checkpoints import (
     FIXED,
     SIMPLE,
@@ -60,7 +61,7 @@ def fit(model, epochs):
 
 
 # Custom loops cover the state of compressions; this test covers Keras's state beside it.
-@pytest.mark.parametrize("name", ["momentum", "adaptive"])
+@pytest.mark.parametrize("name", [long("momentum"), "adaptive"])
 def test_keras_goes_on_bit_for_bit(name, folder):
     before = 6 if COMPRESSIONS[name].adaptive else 1  # epochs of 4 steps each
     assert CYCLE < 4 * 6

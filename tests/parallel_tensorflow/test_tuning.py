@@ -26,6 +26,7 @@ from hvd_sparse.tuning.tuner import Stage
 from tests.device_time import LateEvent, late_clock
 from tests.framework_laws import laws_in, tuned_dense
 from tests.framework_laws import tuning as tuning_laws
+from tests.marks import long
 from tests.parallel_tensorflow.ranks import (
     SHAPES,
     a_name,
@@ -119,7 +120,7 @@ def test_several_steps_in_one_graph_are_tuned_like_others(verdict):
         assert np.array_equal(steps * total(gradient), np.ravel(variable) + kept), name
 
 
-@pytest.mark.parametrize("stop", [1, DENSE_STEPS + 3, CYCLE + 1])
+@pytest.mark.parametrize("stop", [long(1), DENSE_STEPS + 3, long(CYCLE + 1)])
 def test_residuals_of_any_stage_go_on_in_a_new_job(verdict, stop, tmp_path):
     verdict(sparse=True)
     variables = make_variables()

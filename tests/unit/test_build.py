@@ -64,6 +64,7 @@ def parts_of(folder):
     return json.loads((folder / "build_info.json").read_text())["parts"]
 
 
+@pytest.mark.long  # a fresh clone begins anew, and a second `make` goes on
 def test_a_folder_begins_anew_for_another_compiler_or_python_and_else_goes_on(tmp_path):
     folder = tmp_path / "cmake"
     kept = folder / "CMakeFiles" / "kept"

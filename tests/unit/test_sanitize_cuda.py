@@ -62,6 +62,7 @@ def run(monkeypatch, *arguments):
     return exit_.value.code
 
 
+@pytest.mark.long  # the next ones run programs, too
 def test_each_test_has_the_outcome_of_its_own_process(program, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sanitize_cuda, "TEST_SECONDS", 5)
     report = tmp_path / "report.xml"
