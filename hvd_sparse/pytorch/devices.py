@@ -89,10 +89,12 @@ class StepStream:
         return cls(lambda: torch.cuda.current_stream(device), torch.cuda.stream)
 
     def begin(self) -> None:
-        """Begins a step."""
+        """Begins a step, whose stream waits for that of the last one, which wrote residuals."""
         if self._current is not None:
-            self._stream = self._current()
+            last, self._stream = self._stream, self._current()
             self.number = int(self._stream.cuda_stream)
+            if last is not None and last != self._stream:
+                self._stream.wait_stream(last)
 
     def follow(self) -> AbstractContextManager[Any]:
         """Makes the step's stream wait for the work that the current one has been given so far.

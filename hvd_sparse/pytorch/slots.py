@@ -73,7 +73,9 @@ class Slot:
         grad = self.gradient()
         self._grad = grad
         self._version, self._address = grad._version, grad.data_ptr()
-        self.work = grad.detach().contiguous()
+        # Horovod may write by functions of PyTorch, which count in the version of a tensor, but not
+        # in that of a tensor whose `data` they are given.
+        self.work = grad.data.contiguous()
         self.launched = True
         if wide:
             self.convert(torch.promote_types(grad.dtype, torch.float32))

@@ -100,9 +100,12 @@ class HorovodHost:
         return checked_reduction(hvd, **options)
 
     def require_sums_on(self, device: torch.device, what: str) -> None:
-        """Raises UnsupportedError if this Horovod was not built for a device."""
-        function = f"horovod_torch_allreduce_async_torch_{device.type}_FloatTensor"
-        if device.type != "cpu" and not hasattr(hvd_ops.mpi_lib, function):
+        """Raises UnsupportedError if this Horovod was not built for a device.
+
+        One that was built for the CPU has functions for tensors of a GPU, too, but they sum what
+        the GPU may not have written yet.
+        """
+        if device.type != "cpu" and not (hvd.cuda_built() or hvd.rocm_built()):
             raise UnsupportedError(
                 f"Horovod exchanges {what}, and this one was built for the CPU only: build it with "
                 "HOROVOD_GPU_OPERATIONS=NCCL"

@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hvd_sparse.errors import GradientInFlightError
 from hvd_sparse.torch import LAGS, TopK
+from hvd_sparse.torch.host import HorovodHost
 from tests.parallel.torch_ranks import (
     CULPRIT,
     ON_ANY_RANK,
@@ -17,6 +18,7 @@ from tests.parallel.torch_ranks import (
     expect_error_on_every_rank,
     integer_gradients,
     on_the_culprit,
+    total,
 )
 
 pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank exchanges nothing")
@@ -94,6 +96,24 @@ def test_clipping_before_synchronize_raises():
         optimizer.step()
 
     expect_error_on_every_rank(run, match="was written to after loss.backward")
+
+
+def test_what_horovod_writes_by_functions_of_pytorch_is_no_change(monkeypatch):
+    """So writes a Horovod that copies tensors of a GPU to the CPU and back."""
+    written, reduce = [], HorovodHost.reduce
+
+    def write_and_reduce(self, tensor, *others):
+        written.append(tensor.mul_(2.0))
+        return reduce(self, tensor, *others)
+
+    monkeypatch.setattr(HorovodHost, "reduce", write_and_reduce)
+    model = Toy()
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    gradients = integer_gradients(model, 0)
+    model.backward(gradients)
+    optimizer.step()
+    assert len(written) == 1
+    assert torch.equal(model.bias.detach().double(), -2 * total(gradients["bias"]))
 
 
 def test_reentrant_checkpointing_of_a_shared_parameter_raises():
