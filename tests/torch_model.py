@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from hvd_sparse.stats.step_stats import StepStats
 from hvd_sparse.tuning.tuner import Tuning
 from tests import frameworks
 from tests.frameworks import Arrays
+from tests.gpus import DEVICE
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray:
@@ -140,7 +142,12 @@ class TorchModel(frameworks.Model):
 
 
 class TorchFramework(frameworks.Framework):
-    """PyTorch on the CPU, whoever runs the ranks."""
+    """PyTorch on `gpus.DEVICE`, whoever runs the ranks."""
+
+    tells_faults = DEVICE.type == "cpu"
+    scales_narrow = DEVICE.type == "cpu"  # torch's GradScaler takes no such gradients on a GPU
+    shares_residuals = DEVICE.type == "cpu"
+    steps_on_device = DEVICE.type != "cpu" and os.environ.get("HVD_SPARSE_NCCL") == "1"
 
     def dense_refusal(self, name: str) -> str:
         return f"'{name}' over the ranks is not finite"

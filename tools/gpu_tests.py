@@ -32,11 +32,13 @@ PARTS = ("build", "tests", "sanitizers", "benchmark")
 BUILD_SECONDS, TEST_SECONDS, SANITIZER_SECONDS, BENCHMARK_SECONDS = 400.0, 300.0, 100.0, 150.0
 TAKE_HOROVOD = ("tests/unit", "tests/parallel")
 TEST_PROGRAM = "build/cuda/cuda_tests"
+HOROVOD_STAGE = "horovod on a GPU"
+ON_GPU = "HVD_SPARSE_TEST_DEVICE=cuda"
 # Variables of the environment of DDP's ranks, which share the GPUs, by the stage's name.
 DDP_STAGES = {
-    "ddp on a GPU": ("HVD_SPARSE_TEST_DEVICE=cuda",),
+    "ddp on a GPU": (ON_GPU,),
     "ddp over NCCL": (
-        "HVD_SPARSE_TEST_DEVICE=cuda",
+        ON_GPU,
         "HVD_SPARSE_TEST_BACKEND=cpu:gloo,cuda:nccl",
         "HVD_SPARSE_NCCL=1",
         "CUDA_MODULE_LOADING=EAGER",
@@ -89,6 +91,14 @@ def stages(part: str, reports: Path) -> Iterator[Stage]:
             title, cores = f"{name} on a GPU", Cores.ALL
             stage = pytest_stage(title, f"tests/{name}", ranks=ranks, cores=cores, marked="gpu")
             yield replace(stage, seconds=TEST_SECONDS)
+        stage = pytest_stage(
+            *(HOROVOD_STAGE, "tests/parallel"),
+            ranks=2,
+            cores=Cores.ALL,
+            marked="not gpu and not long",
+            environment=ON_GPU,
+        )
+        yield replace(stage, seconds=TEST_SECONDS)
         for title, variables in DDP_STAGES.items():
             stage = ddp_stage(2, Cores.ALL, name=title, variables=variables)
             yield replace(stage, seconds=TEST_SECONDS)
@@ -109,6 +119,13 @@ def stages(part: str, reports: Path) -> Iterator[Stage]:
             yield Stage(name, [*command, "--json", str(file)], seconds=BENCHMARK_SECONDS)
 
 
+def horovod_sums_on_gpus() -> bool:
+    """Returns true if Horovod was built for PyTorch's tensors on a GPU."""
+    import horovod.torch as hvd
+
+    return bool(hvd.cuda_built())
+
+
 def missing_for(stage: Stage, part: str, device: Device) -> str:
     """Returns the reason why a stage cannot run here; empty if it can."""
     if part == "build":
@@ -118,6 +135,8 @@ def missing_for(stage: Stage, part: str, device: Device) -> str:
     takes_horovod = any(folder in stage.command for folder in TAKE_HOROVOD)
     if takes_horovod and importlib.util.find_spec("horovod") is None:
         return "no Horovod"
+    if stage.name == HOROVOD_STAGE and not horovod_sums_on_gpus():
+        return "this Horovod was built for the CPU"
     if part == "sanitizers" and shutil.which("compute-sanitizer") is None:
         return "no compute-sanitizer on PATH"
     if shutil.which(stage.command[0]) is None:

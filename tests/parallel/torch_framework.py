@@ -13,6 +13,7 @@ from hvd_sparse.compression import Compression
 from hvd_sparse.errors import NonFiniteGradientError
 from hvd_sparse.torch import load_checkpoint, save_checkpoint
 from tests.frameworks import SHAPES, Arrays, Shapes
+from tests.gpus import DEVICE
 from tests.parallel.torch_ranks import Toy, a_name
 from tests.torch_model import TorchFramework, TorchModel, array_of
 
@@ -35,7 +36,7 @@ class Model(TorchModel):
         self._dtype = getattr(torch, dtype)
         super().__init__(
             compression,
-            Toy(shapes, self._dtype),
+            Toy(shapes, self._dtype).to(DEVICE),
             optimizer=optimizer,
             rate=rate,
             loss_scale=loss_scale,
@@ -55,7 +56,9 @@ class Model(TorchModel):
             self._optimizer.zero_grad()
         else:
             self._optimizer.zero_grad(set_to_none=self._steps % 2 == 0)
-        given = {name: torch.from_numpy(one).to(self._dtype) for name, one in gradients.items()}
+        given = {
+            name: torch.from_numpy(one).to(DEVICE, self._dtype) for name, one in gradients.items()
+        }
         for _ in range(self._passes):
             loss = sum((getattr(self._module, name) * one).sum() for name, one in given.items())
             (loss if self._scaler is None else self._scaler.scale(loss)).backward()
@@ -85,7 +88,7 @@ class Model(TorchModel):
 
 
 class Torch(TorchFramework):
-    """PyTorch on the CPU."""
+    """PyTorch under Horovod."""
 
     refusal = NonFiniteGradientError
 
@@ -126,7 +129,7 @@ class Torch(TorchFramework):
         return hvd.allgather(row, name=a_name(ranks), process_set=ranks).numpy()
 
     def reduced(self, values: np.ndarray, dtype: str, op: str, predivide: float) -> np.ndarray:
-        given = torch.from_numpy(values).to(getattr(torch, dtype))
+        given = torch.from_numpy(values).to(DEVICE, getattr(torch, dtype))
         wide = given.float() if dtype == "bfloat16" else given  # which Horovod does not know
         summed = hvd.allreduce(
             wide,

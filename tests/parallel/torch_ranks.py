@@ -33,7 +33,7 @@ def integer_gradients(model, step, *, rank=None, low=-9, high=10):
     rank = hvd.rank() if rank is None else rank
     generator = torch.Generator().manual_seed(1000 * step + rank)
     return {
-        name: torch.randint(low, high, p.shape, generator=generator).to(p.dtype)
+        name: torch.randint(low, high, p.shape, generator=generator).to(p.device, p.dtype)
         for name, p in model.named_parameters()
     }
 
@@ -59,14 +59,14 @@ def a_name(process_set):
 
 
 def total(tensor, process_set=hvd.global_process_set):
-    """Returns the sum over the ranks; exact for small integers or halves of them."""
-    flat = tensor.detach().double().flatten().contiguous()
+    """Returns the sum over the ranks; exact for small integers or halves of them. On the CPU."""
+    flat = tensor.detach().cpu().double().flatten().contiguous()
     return hvd.allreduce(flat, op=hvd.Sum, name=a_name(process_set), process_set=process_set)
 
 
 def totals(tensors, process_set=hvd.global_process_set):
     """Returns `total` of each tensor, by name; uses one message, since messages are expensive."""
-    flat = {name: tensor.detach().double().flatten() for name, tensor in tensors.items()}
+    flat = {name: tensor.detach().cpu().double().flatten() for name, tensor in tensors.items()}
     summed = total(torch.cat(list(flat.values())), process_set=process_set)
     return dict(zip(flat, summed.split([one.numel() for one in flat.values()]), strict=True))
 
@@ -78,7 +78,7 @@ def gradients_of(model):
 
 def assert_same_on_all_ranks(tensors, process_set=hvd.global_process_set):
     """Compares bits: NaN equals NaN and -0 does not equal 0."""
-    flat = torch.cat([t.detach().float().flatten() for t in tensors]).view(torch.int32)
+    flat = torch.cat([t.detach().cpu().float().flatten() for t in tensors]).view(torch.int32)
     gathered = hvd.allgather(
         flat[None].contiguous(), name=a_name(process_set), process_set=process_set
     )
@@ -88,12 +88,12 @@ def assert_same_on_all_ranks(tensors, process_set=hvd.global_process_set):
 def assert_nothing_is_lost(model, step, before, optimizer, gradients):
     """Checks the law for op=Sum: every input that is not in a residual was applied, exactly."""
     after = residuals(optimizer)
-    given = {name: g.double().flatten() for name, g in gradients.items()}
+    given = {name: g.cpu().double().flatten() for name, g in gradients.items()}
     for name, kept in after.items():
         given[name] = given[name] + before.get(name, 0.0) - kept
     summed = totals(given)
     for name, p in model.named_parameters():
-        assert torch.equal(summed[name], p.grad.double().flatten()), f"step {step}, {name}"
+        assert torch.equal(summed[name], p.grad.cpu().double().flatten()), f"step {step}, {name}"
 
 
 CULPRIT = hvd.size() - 1

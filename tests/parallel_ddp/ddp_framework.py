@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from hvd_sparse.compression import Compression
 from hvd_sparse.ddp import attach, load_checkpoint, save_checkpoint
 from hvd_sparse.errors import NonFiniteGradientError
 from tests.frameworks import SHAPES, Arrays, Shapes
-from tests.parallel_ddp.groups import DEVICE, TorchDistributed
+from tests.gpus import DEVICE
+from tests.parallel_ddp.groups import TorchDistributed
 from tests.torch_model import TorchFramework, TorchModel, array_of
 
 # Smaller than the toys, so that DDP has several buckets after its first step.
@@ -106,7 +106,7 @@ class Model(TorchModel):
 
 
 class Ddp(TorchFramework):
-    """DistributedDataParallel, on `groups.DEVICE`.
+    """DistributedDataParallel, on `gpus.DEVICE`.
 
     Args:
         **module_options: Options of DistributedDataParallel.
@@ -114,10 +114,6 @@ class Ddp(TorchFramework):
 
     refusal = NonFiniteGradientError
     fuses = True
-    tells_faults = DEVICE.type == "cpu"
-    scales_narrow = DEVICE.type == "cpu"  # torch's GradScaler takes no such gradients on a GPU
-    shares_residuals = DEVICE.type == "cpu"
-    steps_on_device = DEVICE.type != "cpu" and os.environ.get("HVD_SPARSE_NCCL") == "1"
 
     def __init__(self, **module_options: Any) -> None:
         self.module_options = module_options

@@ -7,22 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 # Backends of the group of all ranks: "gloo", or "cpu:gloo,cuda:nccl".
 BACKEND = os.environ.get("HVD_SPARSE_TEST_BACKEND", "gloo")
-
-
-def device_of_rank() -> torch.device:
-    """Returns the device of this rank's gradients: the CPU, or a GPU, which ranks may share."""
-    device = torch.device(os.environ.get("HVD_SPARSE_TEST_DEVICE", "cpu"))
-    if device.type == "cpu":
-        return device
-    return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-
-
-DEVICE = device_of_rank()
 
 
 @dataclass(frozen=True)

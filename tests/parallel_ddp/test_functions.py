@@ -25,8 +25,8 @@ from hvd_sparse.ddp import (
 )
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
 from tests.dense_sums import DENSE_SUMS
+from tests.gpus import DEVICE
 from tests.parallel_ddp.ddp_framework import Toy
-from tests.parallel_ddp.groups import DEVICE
 
 
 def tensor_of(rank, dtype=torch.float32):

@@ -22,8 +22,8 @@ from hvd_sparse.errors import (
     NonFiniteGradientError,
 )
 from tests.frameworks import SHAPES
+from tests.gpus import DEVICE
 from tests.parallel_ddp.ddp_framework import BUCKET_MB, Ddp, Toy
-from tests.parallel_ddp.groups import DEVICE
 from tests.torch_model import array_of
 from tests.torch_model import residuals as residuals_of
 

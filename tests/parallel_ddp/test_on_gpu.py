@@ -13,9 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from hvd_sparse.ddp import LAGS, Dense, GaussianK, GTopK, TopK, attach, stats
 from hvd_sparse.errors import UnsupportedError
 from tests.dense_sums import DENSE_SUMS
-from tests.gpus import reason_to_skip
+from tests.gpus import DEVICE, reason_to_skip
 from tests.parallel_ddp.ddp_framework import BUCKET_MB, Toy
-from tests.parallel_ddp.groups import DEVICE
 from tests.torch_model import array_of, residuals
 
 _WHY_NOT = reason_to_skip()

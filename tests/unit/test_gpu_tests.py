@@ -53,15 +53,17 @@ def test_without_a_gpu_only_the_build_runs_and_the_rest_is_said_to_be_skipped(
     assert (summary.failed, summary.not_run) == (False, True)
     summary.show([])
     said = capsys.readouterr().out
-    assert said.count("skipped: no device: libcuda.so.1 is not there") == 13
+    assert said.count("skipped: no device: libcuda.so.1 is not there") == 14
     assert "not everything ran" in said
 
 
 def test_with_a_gpu_the_parts_that_were_asked_for_run(run, tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_tests.shutil, "which", lambda name: name)
+    monkeypatch.setattr(gpu_tests, "horovod_sums_on_gpus", lambda: True)
     summary = run_parts(["sanitizers", "tests"], GPU, tmp_path)
     tools = ["memcheck", "racecheck", "synccheck", "initcheck"]
-    python = [f"{name} on a GPU" for name in ("devices", "unit", "parallel", "ddp")]
+    folders = ("devices", "unit", "parallel", "horovod", "ddp")
+    python = [f"{name} on a GPU" for name in folders]
     assert run == [*tools, "C++", *python, "ddp over NCCL"]
     assert (summary.failed, summary.not_run) == (False, False)
 
@@ -69,7 +71,9 @@ def test_with_a_gpu_the_parts_that_were_asked_for_run(run, tmp_path, monkeypatch
 def test_what_is_not_installed_is_named(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu_tests.shutil, "which", lambda name: None if name == "mpirun" else name)
     run_parts(["tests"], GPU, tmp_path).show([])
-    assert "parallel on a GPU  skipped: no mpirun on PATH" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "parallel on a GPU  skipped: no mpirun on PATH" in said
+    assert "horovod on a GPU   skipped: this Horovod was built for the CPU" in said
     monkeypatch.setattr(gpu_tests.importlib.util, "find_spec", lambda name: None)
     del run[:]
     run_parts(["tests"], GPU, tmp_path).show([])
