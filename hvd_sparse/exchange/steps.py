@@ -199,7 +199,9 @@ class Steps:
             for bucket, one in zip(self._exchange.buckets, stats, strict=True)
         )
 
-    def commit_part(self, op: int, *, bucket: int | None, refuse: str | None = None) -> None:
+    def commit_part(
+        self, op: int, *, bucket: int | None, refuse: str | None = None, stream: int = 0
+    ) -> None:
         """Waits for a bucket of the step, all of whose ops were launched, and commits it alone.
 
         Args:
@@ -207,13 +209,14 @@ class Steps:
             bucket: The exchange's number of the bucket. None: the op is sent dense, its sum has
                 arrived, and it is committed alone.
             refuse: A reason not to apply it, found by all ranks alike.
+            stream: On a device, work queued on this stream from now on finds the gradients written.
 
         Raises:
             NonFiniteGradientError: On every rank alike, as in `commit`, for this part alone.
             ExchangeFailedError: The exchange has ended; the residuals keep what was not applied.
         """
         if bucket is not None:
-            self._exchange.wait(bucket)
+            self._exchange.wait(bucket, stream=stream)
             self._committed.add(bucket)
         try:
             with self._exchange.acknowledging():

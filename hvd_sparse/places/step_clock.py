@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,8 @@ class StepTimes:
     Attributes:
         step: The whole step, from the end of one exchange to the end of the next: with forward,
             backward, waiting, the optimizer and the loading of data.
-        forward: From the end of the previous exchange to the first gradient.
+        forward: From the end of the previous exchange to the first gradient, without the waits for
+            the exchange in between.
         ready: From the first gradient of any layer until each layer's gradient became ready, in the
             order of the layers. NaN if none arrived.
     """
@@ -89,6 +91,17 @@ class StepClock:
         self._place = {layer.name: place for place, layer in enumerate(layers)}
         self._begin: Any = None
         self._arrivals: list[_Arrival] = []
+        self._waits: list[tuple[Any, Any]] = []
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Records a wait of the forward pass for the exchange, within the context."""
+        if not self.running:
+            yield
+            return
+        before = self._clock.mark()
+        yield
+        self._waits.append((before, self._clock.mark()))
 
     @contextmanager
     def arrival(self, name: str) -> Iterator[None]:
@@ -105,11 +118,16 @@ class StepClock:
         reading = None
         if self.running and self._begin is not None:
             reading = _Reading(
-                self._clock, len(self._place), self._begin, self._arrivals, self._clock.mark()
+                self._clock,
+                len(self._place),
+                self._begin,
+                self._waits,
+                self._arrivals,
+                self._clock.mark(),
             )
         elif self._begin is not None:
             self._clock.release([self._begin])
-        self._arrivals = []
+        self._waits, self._arrivals = [], []
         self._begin = self._clock.mark()
         return reading
 
@@ -118,17 +136,23 @@ class _Reading:
     """The marks of a step that has ended; it owns them."""
 
     def __init__(
-        self, clock: Clock, layers: int, begin: Any, arrivals: Sequence[_Arrival], end: Any
+        self,
+        clock: Clock,
+        layers: int,
+        begin: Any,
+        waits: Sequence[tuple[Any, Any]],
+        arrivals: Sequence[_Arrival],
+        end: Any,
     ) -> None:
         self._clock = clock
         self._layers = layers
-        self._begin, self._arrivals, self._end = begin, arrivals, end
+        self._begin, self._waits, self._arrivals, self._end = begin, waits, arrivals, end
         self._times: StepTimes | None = None
 
     def __call__(self) -> StepTimes:
         if self._times is None:
             self._times = self._read()
-            marks = [self._begin, self._end]
+            marks = [self._begin, *itertools.chain(*self._waits), self._end]
             for arrival in self._arrivals:
                 marks += [arrival.before, arrival.after]
             self._clock.release(marks)
@@ -142,8 +166,9 @@ class _Reading:
             if arrival.place is not None:
                 ready[arrival.place] = seconds(first, arrival.before) - ours
             ours += seconds(arrival.before, arrival.after)
+        waited = sum(seconds(begin, end) for begin, end in self._waits)
         return StepTimes(
             step=seconds(self._begin, self._end),
-            forward=seconds(self._begin, first),
+            forward=max(0.0, seconds(self._begin, first) - waited),
             ready=tuple(ready),
         )

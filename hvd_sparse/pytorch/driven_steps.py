@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -69,6 +70,7 @@ class DrivenSteps:
         device: Device of all parameters.
 
     Attributes:
+        device: Device of all parameters.
         state: State that this rank keeps from step to step.
         dense: Reduces what is sent dense.
         loss_scale: Loss scale of the gradients.
@@ -96,7 +98,7 @@ class DrivenSteps:
         self._rates = rates
         self._momentum = momentum
         self._messages = messages
-        self._device = device
+        self.device = device
         self.loss_scale = LossScale(settings.compression.loss_scale)
         self._local = LocalGradient(settings, size=world.size, loss_scale=self.loss_scale)
         self.dense = DenseReducer(
@@ -136,7 +138,7 @@ class DrivenSteps:
         self._op_of = {slot.name: op for op, slots in enumerate(self._members) for slot in slots}
         self._missing = [len(slots) for slots in self._members]
         self.state = ExchangeState(
-            ops, self._velocity_only, momentum=self._momentum.exists, device=self._device
+            ops, self._velocity_only, momentum=self._momentum.exists, device=self.device
         )
         self._buckets = StepBuckets(
             self._exchange,
@@ -145,7 +147,7 @@ class DrivenSteps:
             compression=self._settings.compression,
             reduction=self._settings.reduction,
             size=self._size,
-            device=str(self._device),
+            device=str(self.device),
             broadcast_order=self._messages.broadcast_order,
         )
         self._steps = Steps(
@@ -156,7 +158,7 @@ class DrivenSteps:
                 has_velocity=self._momentum.exists,
                 masks_velocity=self._momentum.masks,
                 measure_every=self._settings.compression.quality_every or 0,
-                device=str(self._device),
+                device=str(self.device),
             ),
         )
 
@@ -290,8 +292,17 @@ class DrivenSteps:
             part.slots.append(slot)
         return list(parts.values())
 
+    @contextmanager
+    def on_its_stream(self) -> Iterator[None]:
+        """Makes the stream of the step the current one, which waits for it at the end."""
+        with self._stream.follow():
+            yield
+        self._stream.hand_back()
+
     def complete(self, part: Part) -> None:
         """Waits until the slots of a part hold their results, and commits it.
+
+        On a device, what is queued on the stream of the step from now on finds the results.
 
         Raises:
             NonFiniteGradientError: On every rank alike; no rank applies this part.
@@ -302,7 +313,9 @@ class DrivenSteps:
             refuse = self.dense.wait(check_finite=self._check_finite, slots=part.slots)
         if part.op is not None:
             self._used.append(part.op)
-            self._steps.commit_part(part.op, bucket=part.bucket, refuse=refuse)
+            self._steps.commit_part(
+                part.op, bucket=part.bucket, refuse=refuse, stream=self._stream.number
+            )
         elif refuse is not None:
             raise NonFiniteGradientError(f"{refuse}: no rank applies it")
 

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,8 +23,8 @@ from torch.optim import optimizer as torch_optimizer
 from hvd_sparse import log
 from hvd_sparse.compression_checks import FORWARD
 from hvd_sparse.errors import HvdSparseError, NonFiniteGradientError, UnsupportedError
-from hvd_sparse.places.step_clock import Reading, StepTimes
-from hvd_sparse.pytorch import in_flight
+from hvd_sparse.places.step_clock import Reading
+from hvd_sparse.pytorch import guards, in_flight
 from hvd_sparse.pytorch.driven_steps import Part
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange, Phase
 from hvd_sparse.pytorch.host import TorchHost
@@ -83,7 +82,7 @@ class ForwardSteps(PlainSteps):
         except BaseException as error:
             raise self._end(error)  # noqa: B904  # mostly the same error
         exchange.phase = Phase.APPLYING
-        self._reading = _without(self._waited, exchange.clock.end_step())
+        self._reading = exchange.clock.end_step()
         exchange.momentum.hide()
         self._update = _Update(optimizer)
         self._waited = 0.0
@@ -188,6 +187,7 @@ class ForwardSteps(PlainSteps):
 
     def _land(self, param: torch.Tensor) -> None:
         """Applies the update of a parameter that is about to be used."""
+        guards.check_not_capturing(param.device)
         if self.exchange.core.inherited:
             raise UnsupportedError(
                 "a process that was forked while updates were in flight uses a parameter: call "
@@ -204,15 +204,17 @@ class ForwardSteps(PlainSteps):
         params = [slot.param for part in group for slot in part.slots]
         refused, applied = None, []
         start = time.perf_counter()
+        driven = self.exchange.driven
         try:
-            with _outside_of_forward():
-                for part in group:
-                    try:
-                        self.exchange.driven.complete(part)
-                    except NonFiniteGradientError as error:
-                        refused = refused or error
-                    else:
-                        applied += part.slots
+            with _outside_of_forward(driven.device), driven.on_its_stream():
+                with self.exchange.clock.waiting():
+                    for part in group:
+                        try:
+                            driven.complete(part)
+                        except NonFiniteGradientError as error:
+                            refused = refused or error
+                        else:
+                            applied += part.slots
                 self._waited += time.perf_counter() - start
                 for slot in applied:
                     slot.write_back()
@@ -230,14 +232,14 @@ class ForwardSteps(PlainSteps):
     def _finish_flight(self) -> None:
         """Ends a step all of whose parts were committed."""
         try:
-            with _outside_of_forward():
+            with _outside_of_forward(self.exchange.driven.device):
                 self.exchange.wait(since=time.perf_counter() - self._waited)
                 self.exchange.driven.commit(None)
         except BaseException as error:
             raise self._end(error)  # noqa: B904
         reading = self._reading
         self._end_flight()
-        with _outside_of_forward():
+        with _outside_of_forward(self.exchange.driven.device):
             self.exchange.end_step(reading, measures=False)
         self.exchange.release()
 
@@ -310,7 +312,7 @@ class _Update:
 
 
 @contextmanager
-def _outside_of_forward() -> Iterator[None]:
+def _outside_of_forward(device: torch.device) -> Iterator[None]:
     """Runs a part of a step as if outside of the forward pass that waits for it.
 
     The forward pass may be an evaluation in inference mode, whose tensors no step could update.
@@ -318,25 +320,10 @@ def _outside_of_forward() -> Iterator[None]:
     with (
         torch.inference_mode(False),
         torch.no_grad(),
-        torch.autocast("cpu", enabled=False),
+        torch.autocast(device.type, enabled=False),
         torch._C.DisableTorchFunction(),
     ):
         yield
-
-
-def _without(waited: float, reading: Reading | None) -> Reading | None:
-    """Returns the reading of a step without the seconds for which its forward pass waited.
-
-    The exchange causes the wait, and the planner asks for the times of the model.
-    """
-    if reading is None:
-        return None
-
-    def times() -> StepTimes:
-        found = reading()
-        return replace(found, forward=max(0.0, found.forward - waited))
-
-    return times
 
 
 def _copy(value: Any) -> Any:
@@ -383,5 +370,3 @@ def check_forward(
         raise UnsupportedError(f"{what} cannot be used with differentiable=True")
     for name, param in named:
         in_flight.check_class(name, param)
-        if param.device.type != "cpu":
-            raise UnsupportedError(f"{what} takes gradients on the CPU, got '{name}' elsewhere")

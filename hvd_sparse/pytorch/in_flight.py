@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch.nn.modules import module as torch_module
+from torch.optim import optimizer as torch_optimizer
 from torch.utils.hooks import RemovableHandle
 
 from hvd_sparse.errors import UnsupportedError
@@ -124,6 +125,9 @@ def _in_flight(ordinary: type[torch.Tensor]) -> type[torch.Tensor]:
     }
     metaclass: Any = type(ordinary)
     made: type[torch.Tensor] = metaclass(f"{ordinary.__name__}InFlight", (ordinary,), members)
+    # Optimizers choose between implementations, whose bits differ, by the classes of parameters.
+    if ordinary in torch_optimizer._foreach_supported_types:
+        torch_optimizer._foreach_supported_types.append(made)
     return made
 
 

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from hvd_sparse.pytorch import in_flight
 from hvd_sparse.torch import LAGS, SBC, Dense, GTopK, TopK
+from tests.gpus import DEVICE
 from tests.parallel.torch_ranks import Toy, distribute, integer_gradients
 
 FIXED = {"density": 0.1, "min_numel": 64}
@@ -89,7 +90,7 @@ def assert_equal(one, other):
 
 def start(compression=FORWARD):
     """Returns a toy model and its optimizer after a step, which may be in flight."""
-    model = Toy()
+    model = Toy().to(DEVICE)
     optimizer = distribute(model, compression)
     model.backward(integer_gradients(model, 0))
     optimizer.step()

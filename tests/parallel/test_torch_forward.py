@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.optim import optimizer as torch_optimizer
 
 from hvd_sparse.pytorch import in_flight
 from hvd_sparse.torch import Dense, load_checkpoint, mark_step, save_checkpoint, stats
+from tests.gpus import DEVICE
 from tests.parallel.forward_training import (
     COMPRESSIONS,
     FORWARD,
@@ -31,6 +33,7 @@ OPTIMIZERS = {
     "nesterov": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True),
     "adam": lambda params: torch.optim.Adam(params, lr=1e-2, weight_decay=0.01),
     "adamw": lambda params: torch.optim.AdamW(params, lr=1e-2, foreach=True, amsgrad=True),
+    "adamw default": lambda params: torch.optim.AdamW(params, lr=1e-2),
     "nadam": lambda params: torch.optim.NAdam(params, lr=1e-2),
     "radam": lambda params: torch.optim.RAdam(params, lr=1e-2),
     "adamax": lambda params: torch.optim.Adamax(params, lr=1e-2),
@@ -49,7 +52,7 @@ def train(
 ):
     """Returns the losses, the weights and the state after a training with a schedule."""
     torch.manual_seed(0)
-    model = model()
+    model = model().to(DEVICE)
     groups = [
         {"params": [p for p in model.parameters() if p.ndim > 1]},
         {"params": [p for p in model.parameters() if p.ndim < 2], "lr": 0.005},
@@ -63,7 +66,7 @@ def train(
     for step in range(steps):
         optimizer.zero_grad(set_to_none=step % 2 == 0)
         for _ in range(options.get("backward_passes_per_step", 1)):
-            words = torch.randint(30, (4, 6), generator=generator)
+            words = torch.randint(30, (4, 6), generator=generator).to(DEVICE)
             loss = functional.cross_entropy(model(words).flatten(0, 1), words.roll(1, 1).flatten())
             loss.backward()
         each_step(optimizer)
@@ -99,6 +102,18 @@ def test_optimizers_train_with_the_same_bits(name):
     assert_the_same_training(Unusual, COMPRESSIONS["topk"], name)
 
 
+@several
+def test_an_optimizer_takes_the_implementation_that_it_takes_for_ordinary_parameters(monkeypatch):
+    """On a GPU that is one of many tensors at a time; here the CPU poses as such a device."""
+    monkeypatch.setattr(
+        torch_optimizer, "_get_foreach_kernels_supported_devices", lambda: ["cpu", "cuda"]
+    )
+    taken, lerp = [], torch._foreach_lerp_
+    monkeypatch.setattr(torch, "_foreach_lerp_", lambda *all_: taken.append(1) or lerp(*all_))
+    assert_the_same_training(Unusual, COMPRESSIONS["dense"], "adamw default")
+    assert len(taken) > 2 * 10  # a usual step takes one for each group of parameters
+
+
 @pytest.mark.parametrize("name", ["topk", "dense"])
 def test_several_passes_and_clipping_train_with_the_same_bits(name):
     def clip(optimizer):
@@ -127,10 +142,10 @@ def test_steps_without_a_gradient_are_taken_as_usual():
 @several
 def test_attention_outside_of_training_takes_the_same_way():
     torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).to(DEVICE)
     expected = copy.deepcopy(layer)
     results = []
-    x = torch.randn(2, 5, 16)
+    x = torch.randn(2, 5, 16).to(DEVICE)
     for one, overlap in ((expected, False), (layer, "forward")):
         optimizer = distribute(one, Dense(overlap=overlap))
         one.eval()(x).square().sum().backward()
@@ -145,7 +160,7 @@ def test_attention_outside_of_training_takes_the_same_way():
 def test_an_evaluation_in_inference_mode_or_autocast_changes_nothing(name):
     def evaluate(optimizer):
         params = [param for group in optimizer.param_groups for param in group["params"]]
-        with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.inference_mode(), torch.autocast(DEVICE.type, dtype=torch.bfloat16):
             assert all(bool(param.isfinite().all()) for param in params)
 
     compression = COMPRESSIONS[name]
@@ -174,12 +189,12 @@ def test_compiled_models_train_as_plain_ones(kind):
     for compiled in (lambda model: model, COMPILED[kind]):
         torch.compiler.reset()
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 4))
+        model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 4)).to(DEVICE)
         optimizer = distribute(model, FORWARD)
         call = compiled(model)
         for step in range(4):
             optimizer.zero_grad()
-            call(torch.full((2, 20), 1.0 + step)).square().sum().backward()
+            call(torch.full((2, 20), 1.0 + step, device=DEVICE)).square().sum().backward()
             optimizer.step()
             assert flying(model)
         weights.append([p.detach().clone() for p in model.parameters()])
@@ -194,7 +209,7 @@ def test_a_training_that_is_resumed_goes_on_with_the_same_bits(name, folder, ver
     compression = replace(COMPRESSIONS[name], overlap="forward")
 
     def new():
-        model = Toy()
+        model = Toy().to(DEVICE)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         return model, distribute(model, compression, optimizer=optimizer, op=hvd.Average)
 
@@ -222,7 +237,7 @@ def test_a_training_that_is_resumed_goes_on_with_the_same_bits(name, folder, ver
 def test_layers_that_a_pass_leaves_out_may_come_in_the_next_pass():
     weights = []
     for overlap in (False, "forward"):
-        model = Toy()
+        model = Toy().to(DEVICE)
         optimizer = distribute(model, replace(USUAL, overlap=overlap), backward_passes_per_step=2)
         for step in range(3):
             optimizer.zero_grad()

@@ -21,6 +21,7 @@ from hvd_sparse.errors import (
 from hvd_sparse.pytorch import forward
 from hvd_sparse.pytorch.attachment import require_attachment
 from hvd_sparse.torch import TopK, stats, watch
+from tests.gpus import DEVICE
 from tests.parallel.forward_training import (
     COMPRESSIONS,
     FIXED,
@@ -43,7 +44,7 @@ from tests.torch_model import residuals
 
 @several
 def test_a_step_does_not_wait_for_a_late_rank_and_the_next_use_does():
-    model = Toy()
+    model = Toy().to(DEVICE)
     optimizer = distribute(model, FORWARD)
     late = hvd.rank() == hvd.size() - 1
     hvd.barrier()
@@ -70,30 +71,33 @@ def test_a_step_does_not_wait_for_a_late_rank_and_the_next_use_does():
 @several
 @pytest.mark.parametrize("name", ["topk", "one bucket", "lags", "dense, int8"])
 def test_nothing_is_lost(name):
-    model = Toy()
+    model = Toy().to(DEVICE)
     optimizer = distribute(model, replace(COMPRESSIONS[name], overlap="forward"))
     for step in range(5):
         kept = residuals(optimizer)
         before = {
-            name: p.detach().double().flatten().clone() for name, p in model.named_parameters()
+            name: p.detach().cpu().double().flatten().clone()
+            for name, p in model.named_parameters()
         }
         gradients = integer_gradients(model, step)
         model.backward(gradients)
         optimizer.step()
         assert flying(model)
-        given = {name: one.double().flatten() for name, one in gradients.items()}
+        given = {name: one.cpu().double().flatten() for name, one in gradients.items()}
         for layer, left in residuals(optimizer).items():
             given[layer] = given[layer] + kept.get(layer, 0.0) - left
         summed = totals(given)
         for layer, param in model.named_parameters():
-            assert torch.equal(before[layer] - summed[layer], param.detach().double().flatten())
+            assert torch.equal(
+                before[layer] - summed[layer], param.detach().cpu().double().flatten()
+            )
         assert_same_on_all_ranks(model.parameters())
 
 
 @several
 @pytest.mark.parametrize("bad", ["first", "bias"])  # in a bucket, and summed by Horovod
 def test_a_part_that_is_not_finite_is_refused_alone(bad):
-    model = Toy()
+    model = Toy().to(DEVICE)
     optimizer = distribute(model, FORWARD)
     gradients = integer_gradients(model, 0)
     if hvd.rank() == hvd.size() - 1:
@@ -107,7 +111,7 @@ def test_a_part_that_is_not_finite_is_refused_alone(bad):
     assert bool(model.last.any())
     kept = residuals(optimizer)
     if bad == "first":
-        finite = gradients[bad].nan_to_num().flatten()
+        finite = gradients[bad].cpu().nan_to_num().flatten()
         assert torch.equal(kept[bad].float(), finite)
     assert_same_on_all_ranks(model.parameters())
     assert stats(optimizer).last.step == 0
@@ -120,7 +124,7 @@ def test_a_part_that_is_not_finite_is_refused_alone(bad):
 
 @several
 def test_at_the_end_a_refused_part_is_told_and_the_others_are_applied():
-    model = Toy()
+    model = Toy().to(DEVICE)
     optimizer = distribute(model, FORWARD)
     gradients = integer_gradients(model, 0)
     gradients["first"].fill_(float("inf"))
@@ -171,10 +175,10 @@ def test_gradients_and_shapes_do_not_wait():
     assert [p.grad for p in model.parameters()] == [None] * 4
     assert model.first.shape == (40, 30)
     assert model.first.requires_grad
-    model.bias.grad = torch.ones(7)  # the script's own
+    model.bias.grad = torch.ones(7, device=DEVICE)  # the script's own
     assert len(flying(model)) == 4
     optimizer.state_dict()
-    assert torch.equal(model.bias.grad, torch.ones(7))
+    assert torch.equal(model.bias.grad.cpu(), torch.ones(7))
 
 
 @several
@@ -195,7 +199,7 @@ def test_one_rank_may_evaluate_alone():
 @several
 def test_closures_and_hooks_before_the_step_see_averages():
     seen = []
-    model = Toy()
+    model = Toy().to(DEVICE)
     optimizer = distribute(model, FORWARD)
 
     def closure():
@@ -216,9 +220,10 @@ def test_closures_and_hooks_before_the_step_see_averages():
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_torchscript_waits_at_the_module_and_is_found_out_elsewhere():
     torch.manual_seed(0)
-    scripted = torch.jit.script(nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 4)))
+    layers = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 4))
+    scripted = torch.jit.script(layers.to(DEVICE))
     optimizer = distribute(scripted, FORWARD)
-    x = torch.ones(2, 20)
+    x = torch.ones(2, 20, device=DEVICE)
     for _ in range(3):
         scripted(x).sum().backward()
         optimizer.step()
@@ -261,11 +266,11 @@ class Tuned(torch.optim.SGD):
 
 @pytest.mark.parametrize("kind", ["subclass", "asgd", "differentiable", "class", "elastic"])
 def test_what_it_cannot_do_is_refused_before_anything_is_sent(kind, monkeypatch):
-    model = Toy()
+    model = Toy().to(DEVICE)
     if kind == "elastic":
         monkeypatch.setattr(forward, "in_elastic_job", lambda: True)
     if kind == "class":
-        model.first = OwnFunctions(torch.zeros(40, 30))
+        model.first = OwnFunctions(torch.zeros(40, 30, device=DEVICE))
     make, text = {
         "subclass": (lambda p: Tuned(p, lr=1.0), "got Tuned"),
         "asgd": (lambda p: torch.optim.ASGD(p), "got ASGD"),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from hvd_sparse.torch import LAGS, GaussianK, GTopK, TopK
 from tests.dense_sums import DENSE_SUMS
 from tests.gpus import needs_gpu
+from tests.parallel.forward_training import flying, several
 from tests.parallel.torch_ranks import (
     SHAPES,
     Toy,
@@ -48,3 +51,31 @@ def test_training_has_the_bits_of_the_cpu(compression, dtype):
         assert torch.equal(on_gpu[name], on_cpu[name]), name
         assert torch.equal(kept[name], kept_there[name]), name
     assert_same_on_all_ranks(on_gpu.values())
+
+
+@needs_gpu
+@several
+@pytest.mark.parametrize("compression", [*SELECTING, *DENSE_SUMS.values()], ids=repr)
+def test_a_parameter_in_flight_waits_on_the_stream_that_uses_it(compression):
+    """Forward and backward passes take turns on two streams, each behind a long computation."""
+    weights = {}
+    for overlap in (False, "forward"):
+        model = Toy(LARGE).to("cuda:0")
+        optimizer = distribute(model, replace(compression, overlap=overlap))
+        streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
+        seen = []
+        for step in range(6):
+            stream, other = streams[step % 2], streams[(step + 1) % 2]
+            stream.wait_stream(other)
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(2_000_000)
+                seen += [param.detach().clone() for param in model.parameters()]
+                gradients = integer_gradients(model, step)
+                model.backward(gradients)
+            optimizer.step()
+            optimizer.zero_grad()
+            assert (overlap == "forward") == bool(flying(model))
+        optimizer.state_dict()
+        torch.cuda.synchronize()
+        weights[overlap] = [one.cpu() for one in [*seen, *model.parameters()]]
+    assert all(map(torch.equal, weights[False], weights["forward"]))

@@ -49,6 +49,28 @@ def test_hooks_are_left_out(clock):
     assert times.ready == (1.5, 0.5)
 
 
+def test_waits_of_the_forward_pass_are_left_out(clock):
+    timed, at = clock
+    at(10.0)
+    timed.end_step()
+    for begin, end in ((11.0, 11.5), (12.0, 14.0)):
+        at(begin)
+        with timed.waiting():
+            at(end)
+    at(15.0)
+    with timed.arrival("a"):
+        pass
+    at(20.0)
+    times = timed.end_step()()
+    assert times.step == 10.0
+    assert times.forward == 2.5
+    timed.running = False
+    with timed.waiting():
+        at(30.0)
+    timed.running = True
+    assert timed.end_step()().forward == 10.0  # that wait was not timed
+
+
 def test_a_layer_without_gradient_is_not_a_number(clock):
     timed, _ = clock
     timed.end_step()
