@@ -92,8 +92,7 @@ class Compression:
             make meetings take a tenth of the time. At a meeting, the difference between each rank's
             weights and the last common ones takes the place of the gradient: it joins the residual,
             and what is exchanged moves the common weights, with which all ranks continue.
-            Statistics of batch normalisation stay each rank's own. Optimizers of Keras 3 take a
-            number alone.
+            Statistics of batch normalisation stay each rank's own.
         outer: The optimizer of the common weights, with local steps.
         moments: With local steps, "local": the moments of the ranks' optimizers stay their own;
             "averaged": each meeting averages them, as a dense sum of the host's. PyTorch only.
@@ -103,7 +102,6 @@ class Compression:
             later; PyTorch only.
         residual_decay: Factor in (0, 1] of the residual before each step's gradient is added. Below
             1, what is not sent in time is partly forgotten: the conservation law does not hold.
-            PyTorch only.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -142,6 +143,17 @@ class LocalSteps:
         """Ends the interval now, outside of any graph. Collective."""
         if self.amid_interval:
             self._meet()
+
+    def average(self, variables: Sequence[Any]) -> None:
+        """Replaces variables by their averages over the ranks, outside of any graph. Collective."""
+        if not variables or not self._process_set.included():
+            return
+        flat = tf.concat([tf.reshape(tf.cast(one, tf.float32), [-1]) for one in variables], 0)
+        name = f"hvd_sparse.local_steps.{self.serial}.statistics"
+        averages = hvd.allreduce(flat, op=hvd.Average, name=name, process_set=self._process_set)
+        sizes = [math.prod(one.shape) for one in variables]
+        for one, average in zip(variables, tf.split(averages, sizes), strict=True):
+            one.assign(tf.cast(tf.reshape(average, one.shape), compat.dtype_of(one)))
 
     def commit(self) -> None:
         """Copies what all ranks have in common, after a meeting, in an elastic job."""

@@ -11,19 +11,26 @@ from hvd_sparse.tensorflow import compat
 from hvd_sparse.tensorflow.local_steps import ATTRIBUTE, LocalSteps
 
 
-def meet(optimizer: Any) -> None:
+def meet(optimizer: Any, model: Any = None) -> None:
     """Averages the ranks' weights now, amid an interval of local steps. Collective.
 
     For the end of training, and before checkpoints. After a meeting it does nothing.
 
     Args:
         optimizer: A Keras 3 optimizer with a compression that has local_steps.
+        model: A model whose non-trainable variables of floating-point numbers Horovod averages,
+            too, in float32: running statistics of batch normalisation. None leaves each rank its
+            own.
 
     Raises:
         InvalidArgumentError: The compression has no local_steps.
         ExchangeFailedError: Another rank ended the exchange, or died.
     """
-    _local_steps_of(optimizer, "meet()").meet()
+    local = _local_steps_of(optimizer, "meet()")
+    local.meet()
+    if model is not None:
+        others = model.non_trainable_variables
+        local.average([one for one in others if compat.dtype_of(one).is_floating])
 
 
 @contextmanager

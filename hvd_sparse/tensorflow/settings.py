@@ -206,7 +206,7 @@ class Settings:
 
 def _check_options(compression: Compression) -> None:
     """Raises UnsupportedError for options of a compression that only PyTorch has."""
-    for name, default in (("residual_decay", 1.0), ("overlap", False), ("moments", LOCAL)):
+    for name, default in (("overlap", False), ("moments", LOCAL)):
         value = getattr(compression, name)
         if value != default:
             raise UnsupportedError(f"{name} must be {default!r} in TensorFlow, got {value!r}")

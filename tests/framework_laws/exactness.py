@@ -202,3 +202,15 @@ def test_a_residual_that_follows_the_learning_rate_loses_nothing(framework, comp
     left = model.residuals()["w"]
     assert np.any(left)
     assert np.array_equal(-model.weights()["w"].ravel(), framework.total(owed - left))
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_what_a_residual_holds_is_forgotten_where_asked(framework):
+    model = framework.model(replace(SELECTING["topk"], residual_decay=0.5))
+    model.step(framework.integer_gradients(0))
+    before = model.residuals()
+    nothing = {name: np.zeros(one.shape) for name, one in model.weights().items()}
+    results = model.step(nothing)
+    owed = {name: 0.5 * part - model.residuals()[name] for name, part in before.items()}
+    for name, total in framework.totals(owed).items():
+        assert np.array_equal(total, results[name].ravel())

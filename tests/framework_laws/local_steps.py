@@ -367,18 +367,6 @@ def test_a_compression_without_local_steps_never_meets(framework):
 
 
 @pytest.mark.usefixtures("several_ranks")
-def test_what_a_residual_holds_is_forgotten_where_asked(framework):
-    model = framework.model(TopK(residual_decay=0.5, **FIXED))
-    model.step(framework.integer_gradients(0))
-    before = model.residuals()
-    nothing = {name: np.zeros(one.shape) for name, one in model.weights().items()}
-    results = model.step(nothing)
-    owed = {name: 0.5 * part - model.residuals()[name] for name, part in before.items()}
-    for name, total in framework.totals(owed).items():
-        assert np.array_equal(total, results[name].ravel())
-
-
-@pytest.mark.usefixtures("several_ranks")
 @pytest.mark.parametrize(("density", "told"), [(0.01, True), (0.1, False)])
 def test_a_density_that_is_low_for_several_steps_is_told_of_once(framework, caplog, density, told):
     caplog.set_level("WARNING", "hvd_sparse")

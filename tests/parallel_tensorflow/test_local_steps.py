@@ -185,6 +185,22 @@ def test_the_number_of_steps_may_follow_the_time_that_meetings_take():
     assert_same_on_all_ranks(variable)
 
 
+def test_statistics_are_averaged_at_a_meeting_where_a_model_is_given():
+    model = keras.Sequential([keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)])
+    model.build((None, 4))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=SPARSE)
+    optimizer.build(model.trainable_variables)
+    mean, variance = model.layers[0].moving_mean, model.layers[0].moving_variance
+    mean.assign(np.full(4, hvd.rank()))
+    variance.assign(np.full(4, 2.0 * hvd.rank()))
+    meet(optimizer)
+    assert np.array_equal(mean.numpy(), np.full(4, hvd.rank()))
+    meet(optimizer, model)
+    middle = (hvd.size() - 1) / 2
+    assert np.array_equal(mean.numpy(), np.full(4, middle, np.float32))
+    assert np.array_equal(variance.numpy(), np.full(4, 2 * middle, np.float32))
+
+
 def test_what_cannot_take_local_steps_is_refused():
     with pytest.raises(UnsupportedError, match="averages"):
         hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=SPARSE, op=hvd.Sum)
@@ -199,7 +215,7 @@ def test_what_cannot_take_local_steps_is_refused():
     with pytest.raises(InvalidArgumentError, match=r"meet\(\) needs"):
         meet(plain)
     for options, text in (
-        ({"residual_decay": 0.5}, "residual_decay must be 1.0 in"),
+        ({"moments": "averaged", "local_steps": 2}, "moments must be 'local' in TensorFlow"),
         ({"overlap": "forward"}, "overlap must be False in TensorFlow, got 'forward'"),
     ):
         with pytest.raises(UnsupportedError, match=text):
