@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -108,7 +108,10 @@ class Contender:
         """
         self._receive(gradients)
         checked = list(zip(self.residuals, self._gradients, strict=True)) if check else []
-        expected = [residual + gradient for residual, gradient in checked]
+        expected = [
+            residual + self._added(layer, gradient)
+            for layer, (residual, gradient) in enumerate(checked)
+        ]
         time.sleep(pause)
         seconds = 0.0
         for calls in self._phases():
@@ -124,6 +127,11 @@ class Contender:
     def counts(self) -> list[int]:
         """Returns the number of entries that the last run selected in each layer."""
         return []
+
+    def _added(self, layer: int, gradient: torch.Tensor) -> torch.Tensor:
+        """Returns what a run adds to a layer's residual, for this gradient."""
+        del layer
+        return gradient
 
     def _receive(self, gradients: Sequence[torch.Tensor]) -> None:
         self._gradients = gradients
@@ -219,12 +227,45 @@ class Core(Selecting):
                 selector.select,
                 buffer(gradient),
                 decay=1.0,
-                scale=1.0,
                 residual=buffer(residual),
                 state=buffer(state),
+                **self._options_of(layer),
             )
-            for selector, gradient, residual, state in parts
+            for layer, (selector, gradient, residual, state) in enumerate(parts)
         ]
+
+    def _options_of(self, layer: int) -> dict[str, Any]:
+        """Returns further arguments of a layer's selector."""
+        del layer
+        return {"scale": 1.0}
+
+
+class WithMomentum(Core):
+    """Selection with momentum in front: each entry's velocity is updated, and added to residuals.
+
+    Reads and writes 20 bytes of an entry, where error feedback alone does 12.
+    """
+
+    slabs_needed = 2
+    momentum = 0.9
+
+    def __init__(self, sparsifier: Sparsifier, size: Size) -> None:
+        super().__init__(sparsifier, size, name=f"{sparsifier.name} with momentum")
+        self._expected: dict[int, torch.Tensor] = {}  # the velocities of the layers
+
+    def _options_of(self, layer: int) -> dict[str, Any]:
+        velocity = buffer(self.slabs[1][layer])
+        return {"scale": 1 - self.momentum, "velocity": velocity, "momentum": self.momentum}
+
+    def _added(self, layer: int, gradient: torch.Tensor) -> torch.Tensor:
+        self._expected[layer] = (
+            self.momentum * self.slabs[1][layer] + (1 - self.momentum) * gradient
+        )
+        return self._expected[layer]
+
+    def _is_right(self, layer: int, u: torch.Tensor) -> bool:
+        velocity = self.slabs[1][layer]
+        return super()._is_right(layer, u) and same_bits(velocity, self._expected.pop(layer))
 
 
 class LocalStep(OwnGradients, Core):

@@ -38,6 +38,7 @@ from contenders import (
     Published,
     Selecting,
     Size,
+    WithMomentum,
 )
 from published import PUBLISHED, exact_top_k
 from reporting import Row, Timing
@@ -107,6 +108,7 @@ def lineup(size: Size) -> list[Contender]:
     return [
         Contender(ADD, size),
         *(Core(sparsifier, size) for sparsifier in sparsifiers),
+        *([WithMomentum(as_sparsifier("gaussian"), size)] if size.device == "cpu" else []),
         *(Published(name, method, size) for name, method in PUBLISHED.items()),
         AddAndZero(ADD_AND_ZERO, size),
         LocalStep(as_sparsifier("gaussian"), size, name="local step with gaussian"),

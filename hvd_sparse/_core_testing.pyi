@@ -17,7 +17,15 @@ class Selector:
         device: str = "cpu",
     ) -> None: ...
     def select(
-        self, gradient: _Buffer, *, decay: float, scale: float, residual: _Buffer, state: _Buffer
+        self,
+        gradient: _Buffer,
+        *,
+        decay: float,
+        scale: float,
+        residual: _Buffer,
+        state: _Buffer,
+        velocity: _Buffer | None = None,
+        momentum: float = 0.0,
     ) -> int: ...
     @property
     def block(self) -> Block: ...

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,8 +44,16 @@ class Selector {
   }
 
   std::int64_t Select(const PyBuffer& gradient, float decay, float scale, const PyBuffer& residual,
-                      const PyBuffer& state) {
-    const Feedback feedback{ViewOf(gradient), decay, scale, FloatsOf(residual, "residual")};
+                      const PyBuffer& state, const std::optional<PyBuffer>& velocity,
+                      float momentum) {
+    Feedback feedback{ViewOf(gradient), decay, scale, FloatsOf(residual, "residual")};
+    if (velocity) {
+      feedback.velocity = FloatsOf(*velocity, "velocity");
+      feedback.momentum = momentum;
+      Require(kernels_.UpdatesVelocities(), "a velocity takes the kernels of the CPU");
+      Require(feedback.velocity.size == numel_, "velocity must have size ", numel_, ", got ",
+              feedback.velocity.size);
+    }
     const Span<SelectionState> states = StatesOf(state);
     Require(feedback.grad.numel == numel_ && feedback.residual.size == numel_,
             "gradient and residual must have size ", numel_, ", got ", feedback.grad.numel, " and ",
@@ -144,8 +153,10 @@ void BindCalls(py::module_& m) {
            py::arg("device") = "cpu")
       .def("select", &Selector::Select, py::arg("gradient"), py::kw_only(), py::arg("decay"),
            py::arg("scale"), py::arg("residual"), py::arg("state"),
+           py::arg("velocity") = py::none(), py::arg("momentum") = 0.0F,
            "residual = decay * residual + scale * gradient, less what is taken; returns how many "
-           "entries of the gradient are not finite.")
+           "entries of the gradient are not finite. With a velocity, that is momentum * velocity + "
+           "scale * gradient, and is added to the residual.")
       .def_property_readonly("block", &Selector::block,
                              py::return_value_policy::reference_internal);
 

@@ -49,7 +49,7 @@ void DenseStep::ForEachGradient(Range range, const Part& part) const {
 std::int64_t DenseStep::Take(const Kernels& kernels) {
   const Launch& launch = record_.launch;
   sum_.Prepare();
-  const std::int64_t not_finite = feedback_.Begin(kernels);
+  const std::int64_t not_finite = feedback_.BeginInflow(kernels);
   pieces_.clear();
   for (std::size_t piece = 0; piece < sum_.pieces(); ++piece) {  // each lies in one gradient
     ForEachGradient(sum_.range(piece), [&](std::size_t gradient, Range part) {

@@ -16,13 +16,15 @@ std::vector<std::vector<ErrorFeedback::GradientSlice>> ErrorFeedback::Cut(const 
   std::vector<std::vector<GradientSlice>> slices;
   std::size_t gradient = 0;
   std::int64_t begin = 0;  // of the rest of this gradient
+  std::int64_t place = 0;
   for (std::int64_t left : spec.segment_numels) {
     std::vector<GradientSlice>& segment = slices.emplace_back();
     while (left > 0) {
       const std::int64_t size = std::min(left, spec.gradient_numels[gradient] - begin);
-      if (size > 0) segment.push_back({gradient, begin, size});
+      if (size > 0) segment.push_back({gradient, begin, size, place});
       left -= size;
       begin += size;
+      place += size;
       if (begin < spec.gradient_numels[gradient]) continue;
       ++gradient;
       begin = 0;
@@ -32,6 +34,15 @@ std::vector<std::vector<ErrorFeedback::GradientSlice>> ErrorFeedback::Cut(const 
 }
 
 std::int64_t ErrorFeedback::Begin(const Kernels& kernels) {
+  const Launch& launch = record_.launch;
+  updates_velocity_ = launch.velocity.data != nullptr && kernels.UpdatesVelocities();
+  if (!updates_velocity_) return BeginInflow(kernels);
+  inflow_ = launch.gradients;
+  scale_ = launch.scale;
+  return 0;
+}
+
+std::int64_t ErrorFeedback::BeginInflow(const Kernels& kernels) {
   const Launch& launch = record_.launch;
   inflow_ = launch.gradients;
   scale_ = launch.scale;
@@ -52,9 +63,13 @@ Span<const Feedback> ErrorFeedback::Of(std::size_t segment, Span<float> residual
   feedback_.clear();
   std::int64_t begin = 0;
   for (const GradientSlice& slice : slices_[segment]) {
-    feedback_.push_back({inflow_[slice.gradient].Sub(slice.begin, slice.size),
-                         record_.launch.decays[slice.gradient], scale_,
-                         residual.Sub(begin, slice.size)});
+    Feedback part{inflow_[slice.gradient].Sub(slice.begin, slice.size),
+                  record_.launch.decays[slice.gradient], scale_, residual.Sub(begin, slice.size)};
+    if (updates_velocity_) {
+      part.velocity = record_.launch.velocity.Sub(slice.place, slice.size);
+      part.momentum = record_.launch.momentum;
+    }
+    feedback_.push_back(part);
     begin += slice.size;
   }
   return feedback_;

@@ -22,10 +22,14 @@ class ErrorFeedback {
   /// Reads the launch from `record`, which outlives this object.
   explicit ErrorFeedback(const StepRecord& record);
 
-  /// Begins a step: updates the velocity, if there is one. Returns how many entries were not
-  /// finite; they count as zero. From then on the velocity must be added to the residual, so
-  /// whatever allocates memory comes before; if this throws, nothing has happened.
+  /// Begins a step. Updates the velocity, if there is one and the feedback does not. Returns how
+  /// many entries were not finite; they count as zero. From then on the velocity must be added to
+  /// the residual, so whatever allocates memory comes before; if this throws, nothing has happened.
   std::int64_t Begin(const Kernels& kernels);
+
+  /// Begins a step that takes inflow() in place of Of. Updates the velocity, if there is one;
+  /// returns the same.
+  std::int64_t BeginInflow(const Kernels& kernels);
 
   /// Returns the feedback that is added to the residual of a segment; valid until the next call.
   /// Allocates no memory.
@@ -47,6 +51,7 @@ class ErrorFeedback {
   struct GradientSlice {
     std::size_t gradient;
     std::int64_t begin, size;
+    std::int64_t place;  // in the bucket
   };
 
   static std::vector<std::vector<GradientSlice>> Cut(const BucketSpec& spec);
@@ -55,6 +60,7 @@ class ErrorFeedback {
   const std::vector<std::vector<GradientSlice>> slices_;  // by segment
   std::vector<GradView> inflow_;                          // the gradients, or the velocity
   float scale_ = 1;
+  bool updates_velocity_ = false;   // as part of the feedback
   std::vector<Feedback> feedback_;  // of one segment; reserved for the largest
 };
 

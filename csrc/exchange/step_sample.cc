@@ -45,12 +45,13 @@ void StepSampler::Follow(const Launch& launch) const {
 
 /// Appends the result that error feedback would have; the residual stays as it is.
 void StepSampler::Read(const Feedback& feedback, std::vector<float>* to) const {
-  const auto [gradient, decay, scale, residual] = feedback;
+  const GradView& gradient = feedback.grad;
+  const Span<float> residual = feedback.residual;
   to->reserve(to->size() + static_cast<std::size_t>(residual.size));
   for (std::int64_t begin = 0; begin < residual.size; begin += kPart) {
     const std::int64_t size = std::min(kPart, residual.size - begin);
     const GradView part = gradient.data == nullptr ? GradView{} : gradient.Sub(begin, size);
-    kernels_.Sample({part, decay, scale, residual.Sub(begin, size)}, size, 0, to);
+    kernels_.Sample({part, feedback.decay, feedback.scale, residual.Sub(begin, size)}, size, 0, to);
   }
 }
 

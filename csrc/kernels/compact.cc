@@ -134,11 +134,59 @@ HVD_SPARSE_AVX2 std::int64_t TakeChunkAvx2(float* dense, std::int64_t size, floa
   return TakeOneByOne(dense, end, size, threshold, offset, written, indices, values);
 }
 
+/// What is added to a residual: a gradient as it is.
+class Gradient {
+ public:
+  explicit Gradient(const float* grad) : grad_(grad) {}
+
+  HVD_SPARSE_AVX2 HVD_SPARSE_INLINE __m256 EightAt(std::int64_t i) {
+    return _mm256_loadu_ps(grad_ + i);
+  }
+  float At(std::int64_t i) { return grad_[i]; }
+  void Restore(std::int64_t) {}
+
+ private:
+  const float* grad_;
+};
+
+/// What is added to a residual: a velocity, which is updated on the way.
+class Velocity {
+ public:
+  HVD_SPARSE_AVX2 HVD_SPARSE_INLINE Velocity(const float* grad, Momentum momentum)
+      : grad_(grad),
+        velocity_(momentum.velocity),
+        momentum_(_mm256_set1_ps(momentum.momentum)),
+        scale_(_mm256_set1_ps(momentum.scale)) {}
+
+  HVD_SPARSE_AVX2 HVD_SPARSE_INLINE __m256 EightAt(std::int64_t i) {
+    const __m256 old = _mm256_loadu_ps(velocity_ + i);
+    const __m256 gained = _mm256_mul_ps(scale_, _mm256_loadu_ps(grad_ + i));
+    const __m256 sum = _mm256_add_ps(_mm256_mul_ps(momentum_, old), gained);
+    _mm256_store_ps(before_ + i, old);
+    _mm256_storeu_ps(velocity_ + i, sum);
+    return sum;
+  }
+  HVD_SPARSE_AVX2 HVD_SPARSE_INLINE float At(std::int64_t i) {
+    before_[i] = velocity_[i];
+    const float kept = _mm256_cvtss_f32(momentum_) * before_[i];
+    return velocity_[i] = kept + _mm256_cvtss_f32(scale_) * grad_[i];
+  }
+  HVD_SPARSE_INLINE void Restore(std::int64_t size) { std::copy_n(before_, size, velocity_); }
+
+ private:
+  const float* const grad_;
+  float* const velocity_;
+  const __m256 momentum_, scale_;
+  alignas(32) float before_[kChunk];
+};
+
 /// Compares the sums while they are in registers. Copies the residual on the way, to restore it if
-/// a sum is not finite.
-HVD_SPARSE_AVX2 std::int64_t AddAndTakeChunkAvx2(const float* grad, float* residual,
-                                                 std::int64_t size, float threshold, Index offset,
-                                                 Index* indices, float* values) {
+/// a sum is not finite, as it is if what was added is not.
+template <typename Added, typename... Of>
+HVD_SPARSE_AVX2 std::int64_t AddAndTakeChunkAvx2(float* residual, std::int64_t size,
+                                                 float threshold, Index offset, Index* indices,
+                                                 float* values, Of... of) {
+  Added added(of...);
   const Limit limit = LimitAt(threshold);
   alignas(32) float before[kChunk];
   std::uint64_t vectors = 0;
@@ -147,7 +195,7 @@ HVD_SPARSE_AVX2 std::int64_t AddAndTakeChunkAvx2(const float* grad, float* resid
   for (; end + kGroup <= size; end += kGroup) {
     const auto above = [&](int i) HVD_SPARSE_AVX2 {
       const __m256 old = _mm256_loadu_ps(residual + end + 8 * i);
-      const __m256 sum = _mm256_add_ps(old, _mm256_loadu_ps(grad + end + 8 * i));
+      const __m256 sum = _mm256_add_ps(old, added.EightAt(end + 8 * i));
       const __m256 magnitude = _mm256_and_ps(sum, limit.magnitude_bits);
       _mm256_store_ps(before + end + 8 * i, old);
       _mm256_storeu_ps(residual + end + 8 * i, sum);
@@ -160,11 +208,12 @@ HVD_SPARSE_AVX2 std::int64_t AddAndTakeChunkAvx2(const float* grad, float* resid
   bool finite = _mm256_movemask_epi8(_mm256_cmpgt_epi32(infinity, largest)) == -1;
   for (std::int64_t i = end; i < size; ++i) {
     before[i] = residual[i];
-    residual[i] += grad[i];
+    residual[i] += added.At(i);
     finite &= std::isfinite(residual[i]);
   }
   if (!finite) {
     std::copy_n(before, size, residual);
+    added.Restore(size);
     return -1;
   }
   const std::int64_t written = TakeFrom(vectors, residual, limit, offset, indices, values);
@@ -212,7 +261,16 @@ std::int64_t AddAndTakeChunk(const float* grad, float* residual, std::int64_t si
                              Index offset, Index* indices, float* values) {
   static const bool avx2 = __builtin_cpu_supports("avx2");
   if (!avx2) return -1;
-  return AddAndTakeChunkAvx2(grad, residual, size, threshold, offset, indices, values);
+  return AddAndTakeChunkAvx2<Gradient>(residual, size, threshold, offset, indices, values, grad);
+}
+
+std::int64_t AddAndTakeChunk(const float* grad, Momentum momentum, float* residual,
+                             std::int64_t size, float threshold, Index offset, Index* indices,
+                             float* values) {
+  static const bool avx2 = __builtin_cpu_supports("avx2");
+  if (!avx2) return -1;
+  return AddAndTakeChunkAvx2<Velocity>(residual, size, threshold, offset, indices, values, grad,
+                                       momentum);
 }
 
 void CompactVectors(Index* indices, float* values, std::int64_t count, std::uint32_t cut,
@@ -229,6 +287,11 @@ std::int64_t TakeChunk(float* dense, std::int64_t size, float threshold, Index o
 }
 
 std::int64_t AddAndTakeChunk(const float*, float*, std::int64_t, float, Index, Index*, float*) {
+  return -1;
+}
+
+std::int64_t AddAndTakeChunk(const float*, Momentum, float*, std::int64_t, float, Index, Index*,
+                             float*) {
   return -1;
 }
 

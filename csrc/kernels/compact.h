@@ -28,6 +28,17 @@ std::int64_t TakeChunk(float* dense, std::int64_t size, float threshold, Index o
 std::int64_t AddAndTakeChunk(const float* grad, float* residual, std::int64_t size, float threshold,
                              Index offset, Index* indices, float* values);
 
+/// A velocity that is updated before it is added to the residual; see Feedback.
+struct Momentum {
+  float* velocity;
+  float momentum, scale;  ///< factors of the velocity and of the gradient
+};
+
+/// Like AddAndTakeChunk, for a velocity.
+std::int64_t AddAndTakeChunk(const float* grad, Momentum momentum, float* residual,
+                             std::int64_t size, float threshold, Index offset, Index* indices,
+                             float* values);
+
 /// Progress of a compaction.
 struct Compaction {
   std::int64_t read = 0;     ///< entries examined

@@ -2,8 +2,9 @@
 ///
 /// They are fused by cache blocking: a chunk of the residual is updated by a loop that the compiler
 /// vectorises for every number type, then compacted while it is in the first-level cache. The
-/// memory traffic is that of error feedback alone. The usual case, a float32 gradient without
-/// factors, has a loop of its own that does both (compact.cc).
+/// memory traffic is that of error feedback alone. The usual cases, a float32 gradient or a
+/// velocity of such gradients that is added without a factor, have a loop of their own that does
+/// all of it (compact.cc).
 
 #include "csrc/kernels/cpu_feedback.h"
 
@@ -35,13 +36,31 @@ class Accumulator {
         grad_(static_cast<const std::uint8_t*>(feedback.grad.data)),
         width_(SizeOf(feedback.grad.dtype)),
         accumulate_(AccumulateFor(feedback.grad.dtype)),
+        has_velocity_(feedback.velocity.size > 0),
         plain_(feedback.grad.dtype == DType::kFloat32 && feedback.decay == 1 &&
-               feedback.scale == 1) {}
+               (has_velocity_ || feedback.scale == 1)) {}
 
   /// Updates `residual`, which holds the entries from `begin` on; returns the number of results
   /// that were not finite.
   std::int64_t Run(std::int64_t begin, std::int64_t size, float* residual) const {
-    return accumulate_(grad_ + begin * width_, size, feedback_.decay, feedback_.scale, residual);
+    if (!has_velocity_) return Add(begin, size, feedback_.decay, residual);
+    std::int64_t bad = 0;
+    for (std::int64_t i = 0; i < size; i += kChunk) {
+      bad += RunChunk(begin + i, std::min(kChunk, size - i), feedback_.velocity.data + begin + i,
+                      residual + i);
+    }
+    return bad;
+  }
+
+  /// Like Run, but the velocity stays as it is.
+  void Preview(std::int64_t begin, std::int64_t size, float* residual) const {
+    float velocity[kChunk];
+    for (std::int64_t i = 0; i < size; i += kChunk) {
+      const std::int64_t chunk = std::min(kChunk, size - i);
+      if (has_velocity_) std::copy_n(feedback_.velocity.data + begin + i, chunk, velocity);
+      has_velocity_ ? RunChunk(begin + i, chunk, velocity, residual + i)
+                    : Add(begin + i, chunk, feedback_.decay, residual + i);
+    }
   }
 
   /// Updates a chunk of the residual and takes entries from it.
@@ -50,7 +69,9 @@ class Accumulator {
     if (plain_) {
       const auto* grad = reinterpret_cast<const float*>(grad_) + begin;
       const std::int64_t count =
-          AddAndTakeChunk(grad, residual, size, threshold, offset, indices, values);
+          has_velocity_ ? AddAndTakeChunk(grad, MomentumFrom(begin), residual, size, threshold,
+                                          offset, indices, values)
+                        : AddAndTakeChunk(grad, residual, size, threshold, offset, indices, values);
       if (count >= 0) return {count, count, 0};
     }
     const std::int64_t bad = Run(begin, size, residual);
@@ -59,11 +80,29 @@ class Accumulator {
   }
 
  private:
+  /// Adds the gradient to `to`, which holds the entries from `begin` on.
+  std::int64_t Add(std::int64_t begin, std::int64_t size, float decay, float* to) const {
+    return accumulate_(grad_ + begin * width_, size, decay, feedback_.scale, to);
+  }
+
+  Momentum MomentumFrom(std::int64_t begin) const {
+    return {feedback_.velocity.data + begin, feedback_.momentum, feedback_.scale};
+  }
+
+  /// Updates velocity and residual, which hold the entries from `begin` on.
+  std::int64_t RunChunk(std::int64_t begin, std::int64_t size, float* velocity,
+                        float* residual) const {
+    const std::int64_t bad = Add(begin, size, feedback_.momentum, velocity);
+    return bad + add_velocity_(velocity, size, feedback_.decay, 1, residual);
+  }
+
   const Feedback& feedback_;
   const std::uint8_t* grad_;
   const std::int64_t width_;
   const AccumulateFunction accumulate_;
-  const bool plain_;  // residual += grad, in float32
+  const AccumulateFunction add_velocity_ = AccumulateFor(DType::kFloat32);
+  const bool has_velocity_;
+  const bool plain_;  // residual += grad, or a velocity, in float32
 };
 
 /// Fills a room with entries above a threshold, chunk by chunk, and counts those that do not fit.
@@ -242,7 +281,7 @@ void Sample(const Feedback& feedback, std::int64_t count, std::uint64_t seed,
                  [&](std::int64_t begin, std::int64_t size, std::int64_t at) {
                    float* const into = sample->data() + filled + at;
                    std::copy_n(residual.data + begin, size, into);
-                   if (feedback.grad.data != nullptr) accumulator.Run(begin, size, into);
+                   if (feedback.grad.data != nullptr) accumulator.Preview(begin, size, into);
                  });
 }
 

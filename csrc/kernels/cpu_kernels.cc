@@ -16,6 +16,8 @@ namespace {
 
 class CpuKernelsImpl final : public Kernels {
  public:
+  bool UpdatesVelocities() const override { return true; }
+
   std::int64_t Accumulate(const Feedback& feedback) const override {
     return cpu::Accumulate(feedback);
   }

@@ -50,12 +50,19 @@ struct Tally {
 ///     residual[i] = decay * residual[i] + scale * grad[i]
 ///
 /// If a result is not finite, residual[i] = decay * residual[i] instead, so that the residual stays
-/// finite.
+/// finite. With a velocity, the gradient is added to that, and the velocity to the residual:
+///
+///     velocity[i] = momentum * velocity[i] + scale * grad[i]
+///     residual[i] = decay * residual[i] + velocity[i]
+///
+/// by the same rule. That takes kernels that update velocities, and each entry is updated once.
 struct Feedback {
   GradView grad;
   float decay = 1;
   float scale = 1;
-  Span<float> residual;  ///< as long as the gradient
+  Span<float> residual;       ///< as long as the gradient
+  Span<float> velocity = {};  ///< as long as the gradient, or empty
+  float momentum = 0;         ///< factor of the velocity
 };
 
 /// The unsent parts that are added to a gradient that is sent dense: this rank's residual, its
@@ -87,6 +94,9 @@ class ResidualAfterJoin {
 class Kernels {
  public:
   virtual ~Kernels() = default;
+
+  /// True if error feedback updates velocities, too; see Feedback.
+  virtual bool UpdatesVelocities() const { return false; }
 
   /// Applies error feedback; returns the number of results that were not finite.
   virtual std::int64_t Accumulate(const Feedback& feedback) const = 0;

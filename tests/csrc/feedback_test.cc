@@ -210,6 +210,49 @@ TYPED_TEST(FeedbackOfType, ASampleBeforeFeedbackIsTheOneAfterIt) {
   }
 }
 
+/// A velocity in the feedback is the same as a pass for the velocity, and one that adds it.
+TYPED_TEST(FeedbackOfType, AVelocityIsUpdatedAndAddedAsByTwoPasses) {
+  constexpr float kMomentum = 0.9f, kThreshold = 1.5f;
+  for (const std::int64_t size : kPassSizes) {
+    std::vector<TypeParam> gradient = AwkwardGradient<TypeParam>(size, kStrides[0]);
+    const std::vector<float> before = Awkward(size, 22), moving = Awkward(size, 33);
+    for (const Scaling scaling : kScalings) {
+      std::vector<float> velocity = moving, residual = before, sample;
+      const Scaling with_momentum{kMomentum, scaling.scale};
+      std::int64_t not_finite = PlainAccumulate(gradient, with_momentum, &velocity);
+      not_finite += PlainAccumulate(velocity, {scaling.decay, 1}, &residual);
+      CpuKernels().Sample({{}, 1, 1, residual}, size / 3, 7, &sample);
+      const std::int64_t room = CpuKernels().CountAbove(residual, kThreshold);
+      Outcome taken = PlainTake(residual, kThreshold, room);
+      taken.tally.not_finite = not_finite;
+
+      WithOneToThreeThreads([&] {
+        SCOPED_TRACE(testing::Message() << size << " entries");
+        std::vector<float> own_velocity = moving, own = before, early;
+        const auto feedback = [&](std::vector<float>& into) {
+          Feedback all = FeedbackOf(gradient, scaling, into);
+          all.velocity = own_velocity;
+          all.momentum = kMomentum;
+          return all;
+        };
+        CpuKernels().Sample(feedback(own), size / 3, 7, &early);
+        EXPECT_TRUE(SameBits(early, sample));
+        EXPECT_TRUE(SameBits(own, before) && SameBits(own_velocity, moving));
+        EXPECT_EQ(CpuKernels().Accumulate(feedback(own)), not_finite);
+        EXPECT_TRUE(SameBits(own, residual) && SameBits(own_velocity, velocity));
+
+        own_velocity = moving;
+        const auto fused = [&](std::vector<float>& into, const TakingPlace& place,
+                               SparseBlock* block) {
+          return TakeAbove(CpuKernels(), feedback(into), kThreshold, place, block);
+        };
+        ExpectEqual(RunTake(before, room, fused), taken);
+        EXPECT_TRUE(SameBits(own_velocity, velocity));
+      });
+    }
+  }
+}
+
 TEST(Accumulate, KeepsOutAndCountsWhatIsNotFinite) {
   std::vector<float> gradient(100, 1.0f), residual(100, 2.0f);
   gradient[3] = kNan;
