@@ -134,7 +134,7 @@ HVD_SPARSE_AVX2 std::int64_t TakeChunkAvx2(float* dense, std::int64_t size, floa
   return TakeOneByOne(dense, end, size, threshold, offset, written, indices, values);
 }
 
-/// What is added to a residual: a gradient as it is.
+/// A gradient, which AddAndTakeChunkAvx2 adds to a residual as it is.
 class Gradient {
  public:
   explicit Gradient(const float* grad) : grad_(grad) {}
@@ -149,7 +149,7 @@ class Gradient {
   const float* grad_;
 };
 
-/// What is added to a residual: a velocity, which is updated on the way.
+/// A velocity, which AddAndTakeChunkAvx2 updates by a gradient and adds to a residual.
 class Velocity {
  public:
   HVD_SPARSE_AVX2 HVD_SPARSE_INLINE Velocity(const float* grad, Momentum momentum)
@@ -181,7 +181,7 @@ class Velocity {
 };
 
 /// Compares the sums while they are in registers. Copies the residual on the way, to restore it if
-/// a sum is not finite, as it is if what was added is not.
+/// a sum is not finite. A sum is not finite if the velocity in it is not, which is restored, too.
 template <typename Added, typename... Of>
 HVD_SPARSE_AVX2 std::int64_t AddAndTakeChunkAvx2(float* residual, std::int64_t size,
                                                  float threshold, Index offset, Index* indices,

@@ -309,9 +309,9 @@ class GradientExchange:
         follows = rate is not None and self._driver is not None
         with tf.control_dependencies(step_data.awaited(gradients)):
             with tf.device(ops.CPU):  # the step's begin reads it there
-                decay = self._settings.compression.residual_decay * (
-                    self._state.rate.decay(rate, whole) if follows else tf.ones(())
-                )
+                decay = tf.constant(self._settings.compression.residual_decay)
+                if follows:
+                    decay *= self._state.rate.decay(rate, whole)
             if not tf.executing_eagerly():
                 return self._reduce(whole, decay)
         # All ops of a step complete together, so ops that run one by one would wait for ever.
