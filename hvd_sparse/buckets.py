@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,10 +12,35 @@ from hvd_sparse.errors import UnsupportedError
 
 @dataclass(frozen=True)
 class Layer:
-    """A parameter's name and size."""
+    """A parameter, or a slice of one, by name and size.
+
+    Attributes:
+        name: Name of the parameter; a slice adds its range, as in "weight[0:4000000]".
+        numel: Number of entries.
+        slice_of: Name of the parameter, if this is a slice of it.
+        begin: First entry of a slice in the flattened parameter.
+    """
 
     name: str
     numel: int
+    slice_of: str | None = None
+    begin: int = 0
+
+    @property
+    def parameter(self) -> str:
+        """Name of the parameter."""
+        return self.slice_of or self.name
+
+    def slices(self, largest: int) -> tuple[Layer, ...]:
+        """Returns slices of about the same size, of `largest` entries at most, or the layer."""
+        count = -(-self.numel // largest)
+        if count <= 1:
+            return (self,)
+        bounds = [self.numel * i // count for i in range(count + 1)]
+        return tuple(
+            Layer(f"{self.name}[{begin}:{end}]", end - begin, self.name, begin)
+            for begin, end in itertools.pairwise(bounds)
+        )
 
 
 @dataclass(frozen=True)
@@ -66,7 +92,8 @@ def assign_buckets(
     """Merges layers, in the given order, into buckets.
 
     Args:
-        layers: Layers in the order in which their gradients become ready.
+        layers: Layers in the order in which their gradients become ready. A slice is a bucket of
+            its own.
         bucket_numel: Limit of a bucket's entries; a single larger layer is a bucket of its own.
             Ignored for `layer_wise=False`: a bucket then takes up to 2^31 - 1 entries.
         layer_wise: True if each layer is a unit of selection.
@@ -79,7 +106,8 @@ def assign_buckets(
     filled = 0
     for layer in layers:
         check_size(layer)
-        if not merged or filled + layer.numel > limit:
+        alone = layer.slice_of or (merged and merged[-1][-1].slice_of)
+        if not merged or alone or filled + layer.numel > limit:
             merged.append([])
             filled = 0
         merged[-1].append(layer)

@@ -57,7 +57,8 @@ class Compression:
         min_numel: Tensors with fewer elements, and all with less than two dimensions, are exchanged
             dense by the host. 0 with "shard_sum": no tensor is, whatever its dimensions.
         bucket_numel: If not adaptive, layers are merged into buckets of at most that many elements;
-            a larger layer is a bucket of its own.
+            a larger layer is a bucket of its own. PyTorch takes it in slices of that many, 50,000
+            at least, with "shard_sum".
         warmup: Larger densities for the first steps; meanwhile no layer has a smaller one.
         adaptive: True if measured times determine buckets, densities and collectives, and gradients
             are exchanged dense where that is faster. Otherwise `density` holds for all layers.

@@ -149,10 +149,10 @@ void BindEngine(py::module_& m) {
           py::arg("refuse"), py::call_guard<gil_scoped_release>())
       .def(
           "commit_part",
-          [](const BoundEngine& self, int op, const std::string& refuse) {
-            self->CommitPart(op, refuse);
+          [](const BoundEngine& self, const std::vector<int>& ops, const std::string& refuse) {
+            self->CommitPart(ops, refuse);
           },
-          py::arg("op"), py::arg("refuse"), py::call_guard<gil_scoped_release>())
+          py::arg("ops"), py::arg("refuse"), py::call_guard<gil_scoped_release>())
       .def_property_readonly("came", [](const BoundEngine& self) { return self->Came(); })
       .def_property_readonly("residual_norms",
                              [](const BoundEngine& self) { return self->ResidualNorms(); })

@@ -245,7 +245,7 @@ void Exchange::Settle(const std::string& why, Slot* slot) {
   slot->written.reset();
 }
 
-void Exchange::CommitBucket(int id, const std::string& refuse) {
+void Exchange::CommitBuckets(const std::vector<int>& buckets, const std::string& refuse) {
   std::string why;
   {
     std::unique_lock lock(mutex_);
@@ -253,17 +253,22 @@ void Exchange::CommitBucket(int id, const std::string& refuse) {
       lock.unlock();
       ThrowEnded();
     }
-    Slot& slot = SlotOf(id);
-    Require(slot.state == State::kArrived, "bucket '", slot.bucket->spec().name,
-            "' is committed once in a step, after it has arrived");
-    why = slot.bucket->Problem();
+    for (const int id : buckets) {
+      Slot& slot = SlotOf(id);
+      Require(slot.state == State::kArrived, "bucket '", slot.bucket->spec().name,
+              "' is committed once in a step, after it has arrived");
+      if (why.empty()) why = slot.bucket->Problem();
+    }
     if (why.empty()) why = refuse;
-    Settle(why, &slot);
-    slot.state = State::kCommitted;
+    for (const int id : buckets) {
+      Slot& slot = SlotOf(id);
+      Settle(why, &slot);
+      slot.state = State::kCommitted;
+    }
   }
   if (!why.empty()) {
     Throw(ErrorKind::kNonFinite, why,
-          ": no rank applies this bucket, and the residuals keep all its finite entries");
+          ": no rank applies this part of the step, and the residuals keep all its finite entries");
   }
 }
 

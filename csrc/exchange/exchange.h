@@ -88,9 +88,9 @@ class Exchange {
 
   const BucketStats& Stats(int bucket) const;
 
-  /// Commits one bucket of the step, once Wait has returned true for it; the others go on. Throws
-  /// NonFinite as Commit does, for this bucket alone.
-  void CommitBucket(int bucket, const std::string& refuse);
+  /// Commits some buckets of the step, all or none, once Wait has returned true for each; the
+  /// others go on. Throws NonFinite as Commit does, for these buckets alone.
+  void CommitBuckets(const std::vector<int>& buckets, const std::string& refuse);
 
   /// Commits the rest of the step, once Wait has returned true for every started bucket.
   ///

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "csrc/comm/patience.h"
@@ -235,19 +236,21 @@ void StepEngine::Commit(const std::string& refuse) {
   EndStep(true);
 }
 
-void StepEngine::CommitPart(int op, const std::string& refuse) {
-  const std::size_t number = Checked(op);
-  int bucket = DrivenBucket::kDense;
+void StepEngine::CommitPart(const std::vector<int>& ops, const std::string& refuse) {
+  std::set<int> buckets;
   {
     const std::lock_guard lock(mutex_);
+    for (const int op : ops) buckets.insert(layout_.bucket_of(Checked(op)).bucket);
     Require(begun_ && op_states_.Complete(), "a part of a step is committed once all ops of the ",
             "step were handed over");
-    bucket = layout_.bucket_of(number).bucket;
   }
+  const bool is_dense = buckets.count(DrivenBucket::kDense) > 0;
+  Require(!is_dense || buckets.size() == 1,
+          "a part of a step must not have ops that are exchanged and ops that are sent dense");
   try {
-    if (bucket != DrivenBucket::kDense) return exchange_->CommitBucket(bucket, refuse);
+    if (!is_dense) return exchange_->CommitBuckets({buckets.begin(), buckets.end()}, refuse);
     exchange_->Check();
-    dense_path_.SettleOp(number, !refuse.empty());
+    for (const int op : ops) dense_path_.SettleOp(Checked(op), !refuse.empty());
     if (!refuse.empty()) {
       Throw(ErrorKind::kNonFinite, refuse,
             ": no rank applies this sum, and the residual keeps what was to be added to it");

@@ -102,10 +102,10 @@ class StepEngine {
   /// nothing was applied.
   void Commit(const std::string& refuse);
 
-  /// Commits what belongs to an op: its bucket, which has arrived, or the op alone if it is sent
-  /// dense; Commit then commits the rest of the step. All ops were handed over before. Throws
-  /// NonFinite as Commit does; then nothing of this part was applied.
-  void CommitPart(int op, const std::string& refuse);
+  /// Commits what belongs to some ops, all or nothing: their buckets, which have arrived, or, if
+  /// they are sent dense, the ops alone; Commit then commits the rest of the step. All ops were
+  /// handed over before. Throws NonFinite as Commit does; then nothing of this part was applied.
+  void CommitPart(const std::vector<int>& ops, const std::string& refuse);
 
   /// Returns when each op of this step was handed over, in seconds from the first; NaN: it was not.
   std::vector<double> Came() const;

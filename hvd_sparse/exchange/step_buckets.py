@@ -58,9 +58,9 @@ def op_gradients_of(layers: Sequence[Layer], compression: Compression) -> list[O
         check_size(layer)
     if compression.adaptive:
         return [OpGradients.of([layer], compression) for layer in layers]
-    numels = {layer.name: layer.numel for layer in layers}
+    by_name = {layer.name: layer for layer in layers}
     return [
-        OpGradients.of((Layer(name, numels[name]) for name in choice.layers), compression)
+        OpGradients.of((by_name[name] for name in choice.layers), compression)
         for choice in plan.fixed_choices(layers, compression)
     ]
 

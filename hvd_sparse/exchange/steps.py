@@ -200,14 +200,19 @@ class Steps:
         )
 
     def commit_part(
-        self, op: int, *, bucket: int | None, refuse: str | None = None, stream: int = 0
+        self,
+        ops: Sequence[int],
+        *,
+        buckets: Sequence[int],
+        refuse: str | None = None,
+        stream: int = 0,
     ) -> None:
-        """Waits for a bucket of the step, all of whose ops were launched, and commits it alone.
+        """Waits for buckets of the step, all of whose ops were launched, and commits them alone.
 
         Args:
-            op: An op of the bucket.
-            bucket: The exchange's number of the bucket. None: the op is sent dense, its sum has
-                arrived, and it is committed alone.
+            ops: An op of each bucket.
+            buckets: The exchange's numbers of the buckets, which are committed together. Empty: the
+                ops are sent dense, their sums have arrived, and they are committed alone.
             refuse: A reason not to apply it, found by all ranks alike.
             stream: On a device, work queued on this stream from now on finds the gradients written.
 
@@ -215,12 +220,12 @@ class Steps:
             NonFiniteGradientError: On every rank alike, as in `commit`, for this part alone.
             ExchangeFailedError: The exchange has ended; the residuals keep what was not applied.
         """
-        if bucket is not None:
+        for bucket in buckets:
             self._exchange.wait(bucket, stream=stream)
-            self._committed.add(bucket)
+        self._committed.update(buckets)
         try:
             with self._exchange.acknowledging():
-                self._engine.commit_part(op, refuse or "")
+                self._engine.commit_part(ops, refuse or "")
         except NonFiniteGradientError as error:
             if self._exchange.timeline is not None:
                 self._exchange.timeline.refused(str(error))

@@ -41,23 +41,38 @@ class Part(NamedTuple):
 
     Attributes:
         slots: Their slots.
-        op: An op to which they belong; None if the host alone takes part.
-        bucket: The exchange's number of their bucket; None if they are sent dense.
+        ops: An op of each of their buckets, or their op; none if the host alone takes part.
+        buckets: The exchange's numbers of their buckets: one, or those of a parameter's slices;
+            none if they are sent dense.
     """
 
     slots: list[Slot]
-    op: int | None
-    bucket: int | None
+    ops: Sequence[int]
+    buckets: Sequence[int]
+
+
+class Handover(NamedTuple):
+    """Gradients that are handed to the core at once.
+
+    Attributes:
+        slots: Their slots.
+        ops: Their op; one for each slice of a parameter that is sent in slices.
+    """
+
+    slots: list[Slot]
+    ops: range
 
 
 class DrivenSteps:
     """The steps of one optimizer, run by the core's engine on the thread that has gradients.
 
-    Each parameter belongs to an op (see step_buckets.py), except those that are always sent dense
-    and have no velocity. Ops lie in the order in which their gradients are expected.
+    Each parameter, or each of its slices, belongs to an op (see step_buckets.py), except those that
+    are always sent dense and have no velocity. Ops lie in the order in which their gradients are
+    expected.
 
     Args:
-        layers: The layers that can be sparse, in that order; none on a single rank.
+        layers: The layers that can be sparse, as they are sent, in that order; none on a single
+            rank.
         slots: The slots of all parameters, in that order.
         settings: The user's settings.
         world: The ranks.
@@ -119,7 +134,7 @@ class DrivenSteps:
         self._check_finite = False
         self._used: list[int] = []  # ops, in the order in which parts of this step were completed
         self._stats: tuple[BucketStats, ...] = ()  # of the last step
-        sparse = {layer.name for layer in layers}
+        sparse = {layer.parameter for layer in layers}
         # A gradient that is always sent dense has an op, too, if it has a velocity.
         self._velocity_only = [
             Layer(slot.name, slot.numel)
@@ -133,10 +148,12 @@ class DrivenSteps:
         ops = op_gradients_of(layers, self._settings.compression)
         self._layers = list(layers)
         self._sparse_ops = len(ops)
-        self._members = [[self._slots[one.name] for one in op.layers] for op in ops]
-        self._members += [[self._slots[one.name]] for one in self._velocity_only]
-        self._op_of = {slot.name: op for op, slots in enumerate(self._members) for slot in slots}
-        self._missing = [len(slots) for slots in self._members]
+        self._layers_of = [op.layers for op in ops] + [(one,) for one in self._velocity_only]
+        self._handovers = self._handovers_of(self._layers_of)
+        self._handover_of = {
+            slot.name: number for number, one in enumerate(self._handovers) for slot in one.slots
+        }
+        self._missing = [len(one.slots) for one in self._handovers]
         self.state = ExchangeState(
             ops, self._velocity_only, momentum=self._momentum.exists, device=self.device
         )
@@ -162,6 +179,17 @@ class DrivenSteps:
             ),
         )
 
+    def _handovers_of(self, layers_of: Sequence[Sequence[Layer]]) -> list[Handover]:
+        """Joins the ops of a parameter's slices; `layers_of` has the layers of each op."""
+        handovers: list[Handover] = []
+        for op, layers in enumerate(layers_of):
+            slots = [self._slots[layer.parameter] for layer in layers]
+            if handovers and handovers[-1].slots == slots:
+                handovers[-1] = Handover(slots, range(handovers[-1].ops.start, op + 1))
+            else:
+                handovers.append(Handover(slots, range(op, op + 1)))
+        return handovers
+
     @property
     def count(self) -> int:
         """Steps so far."""
@@ -182,10 +210,9 @@ class DrivenSteps:
             choices: The new buckets, in the order in which their gradients are expected; if there
                 are none, all layers are sent dense.
         """
-        numels = {layer.name: layer.numel for layer in self._layers}
-        names = [name for choice in choices for name in choice.layers]
-        layers = [Layer(name, numels[name]) for name in names]
-        if names and layers != self._layers:
+        by_name = {layer.name: layer for layer in self._layers}
+        layers = [by_name[name] for choice in choices for name in choice.layers]
+        if layers and layers != self._layers:
             steps, state = self._steps.count, self.state
             self._buckets.adopt(())  # takes an order of the old ones that is in flight
             self._lay_out(layers)
@@ -204,7 +231,7 @@ class DrivenSteps:
         """Loads another exchange's state, between two steps, on all ranks, each its own values.
 
         Args:
-            residuals: Residuals by layer, float32, flat; missing ones are zero.
+            residuals: Residuals by parameter, float32, flat; missing ones are zero.
             sparsifier_states: States by unit of selection, float32, [4]; missing ones are zero.
             velocities: Velocities by parameter, float32, flat; missing ones are zero.
             step: Number of steps so far, the same on all ranks.
@@ -229,13 +256,13 @@ class DrivenSteps:
     def arrived(self, slot: Slot) -> None:
         """Takes a complete gradient; sends it once those of its op are there."""
         with self._stream.follow():
-            op = self._op_of.get(slot.name)
-            if op is None:
+            number = self._handover_of.get(slot.name)
+            if number is None:
                 self._send_dense(slot)
                 return
-            self._missing[op] -= 1
-            if self._missing[op] == 0:
-                self._hand_over(op)
+            self._missing[number] -= 1
+            if self._missing[number] == 0:
+                self._hand_over(self._handovers[number])
 
     def flush(self, buffer: torch.Tensor) -> None:
         """Sends the dense gradients that have arrived, or lets them wait for more.
@@ -254,11 +281,11 @@ class DrivenSteps:
         """Sends all gradients that have not arrived; they count as zero."""
         with self._stream.follow():
             for slot in self._slots.values():
-                if slot.name not in self._op_of and not slot.launched:
+                if slot.name not in self._handover_of and not slot.launched:
                     self._send_dense(slot)
-            for op, missing in enumerate(self._missing):
+            for handover, missing in zip(self._handovers, self._missing, strict=True):
                 if missing:
-                    self._hand_over(op)
+                    self._hand_over(handover)
 
     def wait(self) -> tuple[tuple[BucketStats, ...], str | None]:
         """Waits until all slots hold their results.
@@ -278,18 +305,20 @@ class DrivenSteps:
 
     def parts(self) -> list[Part]:
         """Returns the parts of a step, all of whose gradients were launched."""
+        parameter_of = {layer.name: layer.parameter for layer in self._layers}
         exchanged = (choice for choice in self._buckets.choices if not choice.dense)
-        bucket_of = {
-            name: bucket
-            for choice, bucket in zip(exchanged, self._exchange.buckets, strict=True)
-            for name in choice.layers
-        }
+        buckets_of: dict[str, list[int]] = {}
+        for choice, bucket in zip(exchanged, self._exchange.buckets, strict=True):
+            for name in choice.layers:
+                buckets_of.setdefault(parameter_of[name], []).append(bucket)
         parts: dict[object, Part] = {}
         for name, slot in self._slots.items():
-            op, bucket = self._op_of.get(name), bucket_of.get(name)
-            key = ("bucket", bucket) if bucket is not None else name if op is None else op
-            part = parts.setdefault(key, Part([], op if self._check_finite else None, bucket))
-            part.slots.append(slot)
+            number, buckets = self._handover_of.get(name), buckets_of.get(name, [])
+            key = ("bucket", buckets[0]) if buckets else name if number is None else number
+            ops: Sequence[int] = ()
+            if number is not None and self._check_finite:  # the core takes part
+                ops = self._handovers[number].ops
+            parts.setdefault(key, Part([], ops, buckets)).slots.append(slot)
         return list(parts.values())
 
     @contextmanager
@@ -309,12 +338,12 @@ class DrivenSteps:
             ExchangeFailedError: The exchange has ended.
         """
         refuse = None
-        if part.bucket is None:
+        if not part.buckets:
             refuse = self.dense.wait(check_finite=self._check_finite, slots=part.slots)
-        if part.op is not None:
-            self._used.append(part.op)
+        if part.ops:
+            self._used += part.ops
             self._steps.commit_part(
-                part.op, bucket=part.bucket, refuse=refuse, stream=self._stream.number
+                part.ops, buckets=part.buckets, refuse=refuse, stream=self._stream.number
             )
         elif refuse is not None:
             raise NonFiniteGradientError(f"{refuse}: no rank applies it")
@@ -346,20 +375,26 @@ class DrivenSteps:
 
     def release(self) -> None:
         """Prepares for the next step."""
-        self._missing = [len(slots) for slots in self._members]
+        self._missing = [len(one.slots) for one in self._handovers]
         self.dense.release()
         self.loss_scale.release()
 
-    def _hand_over(self, op: int) -> None:
-        slots = self._members[op]
+    def _hand_over(self, handover: Handover) -> None:
+        slots, ops = handover
         for slot in slots:
             self._local.prepare(slot)
         # A narrow gradient would round its velocity away, and has no residual for the error.
-        taken = [slot.take(wide=op >= self._sparse_ops) for slot in slots]
+        taken = [slot.take(wide=ops.start >= self._sparse_ops) for slot in slots]
         if self._check_finite:
-            gradients = [buffer_of(one) for one in taken]
             decays = self._rates.decays(slots)
-            if not self._steps.launch(op, gradients, decays, stream=self._stream.number):
+            is_dense = False
+            for op in ops:
+                gradients = [
+                    buffer_of(one).part(layer.begin, layer.numel)
+                    for one, layer in zip(taken, self._layers_of[op], strict=True)
+                ]
+                is_dense = self._steps.launch(op, gradients, decays, stream=self._stream.number)
+            if not is_dense:
                 return
         for slot in slots:
             self.dense.launch(slot)

@@ -34,11 +34,12 @@ class ExchangeState:
         momentum: bool,
         device: torch.device,
     ) -> None:
-        self._layers = [layer for op in ops for layer in op.layers]
-        self._with_velocity = [*self._layers, *dense] if momentum else []
+        layers = [layer for op in ops for layer in op.layers]
+        self._numels = _numels(layers)
+        self._numels_with_velocity = _numels([*layers, *dense]) if momentum else {}
         self._units = [unit for op in ops for unit in op.units]
-        self._residual = _zeros(_numel(self._layers), device)
-        self._velocity = _zeros(_numel(self._with_velocity), device)
+        self._residual = _zeros(sum(self._numels.values()), device)
+        self._velocity = _zeros(sum(self._numels_with_velocity.values()), device)
         self._states = torch.zeros(len(self._units), 4, dtype=torch.float32, device="cpu")
         self._room = torch.zeros(0, dtype=torch.float32, device=device)
 
@@ -51,7 +52,7 @@ class ExchangeState:
         return steps.begin(
             residual=buffer_of(self._residual),
             states=buffer_of(self._states),
-            velocity=buffer_of(self._velocity) if self._with_velocity else None,
+            velocity=buffer_of(self._velocity) if self._numels_with_velocity else None,
             room=buffer_of(self._room),
             loss_scale=loss_scale,
             momentum=momentum,
@@ -60,12 +61,12 @@ class ExchangeState:
         )
 
     def residuals(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields this rank's residual by layer: float32, flat, a view."""
-        return _parts(self._residual, self._layers)
+        """Yields this rank's residual by parameter: float32, flat, a view."""
+        return _parts(self._residual, self._numels)
 
     def velocities(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields this rank's velocity by parameter, if momentum is corrected; like `residuals`."""
-        return _parts(self._velocity, self._with_velocity)
+        return _parts(self._velocity, self._numels_with_velocity)
 
     def sparsifier_states(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields the sparsifier's state of each unit of selection: float32, [4], a view."""
@@ -88,13 +89,16 @@ class ExchangeState:
         self._velocity.zero_()
 
 
-def _numel(layers: Sequence[Layer]) -> int:
-    return sum(layer.numel for layer in layers)
+def _numels(layers: Sequence[Layer]) -> dict[str, int]:
+    """Returns the entries of each parameter, whose slices follow each other."""
+    numels: dict[str, int] = {}
+    for layer in layers:
+        numels[layer.parameter] = numels.get(layer.parameter, 0) + layer.numel
+    return numels
 
 
-def _parts(flat: torch.Tensor, layers: Sequence[Layer]) -> Iterator[tuple[str, torch.Tensor]]:
-    names = [layer.name for layer in layers]
-    return zip(names, torch.split(flat, [layer.numel for layer in layers]), strict=True)
+def _parts(flat: torch.Tensor, numels: Mapping[str, int]) -> Iterator[tuple[str, torch.Tensor]]:
+    return zip(numels, torch.split(flat, list(numels.values())), strict=True)
 
 
 def _load(parts: Iterator[tuple[str, torch.Tensor]], saved: Mapping[str, torch.Tensor]) -> None:

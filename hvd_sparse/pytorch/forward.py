@@ -262,7 +262,7 @@ def _groups(parts: Iterable[Part], slots: Iterable[Slot]) -> dict[int, _Group]:
         part = part_of[id(slot.param)]
         if id(part) in group_of_part:
             group = group_of_part[id(part)]
-        elif part.bucket is not None:
+        elif part.buckets:
             group, size = [part], 0
         elif size + slot.nbytes > _GROUP_BYTES:
             group, size = [part], slot.nbytes

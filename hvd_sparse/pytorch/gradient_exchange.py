@@ -136,8 +136,9 @@ class GradientExchange:
             large={layer.name for layer in self.layers},
             settings=settings,
         )
+        sent = plan.sent_layers(self.layers, compression)
         self.driven = DrivenSteps(
-            self.layers if world.size > 1 else (),  # a single rank has no residuals
+            sent if world.size > 1 else (),  # a single rank has no residuals
             list(reversed(self.slots)),
             settings,
             world=world,
@@ -156,7 +157,7 @@ class GradientExchange:
         if world.size > 1:
             self.tuner = measurer.tuner(self.layers, compression, messages)
             if self.tuner is None:
-                self.driven.replace_buckets(plan.fixed_choices(self.layers, compression))
+                self.driven.replace_buckets(plan.fixed_choices(sent, compression))
         self._hooks: list[RemovableHandle] = []
         # The core writes to memory that is freed with this object, so it has to end first.
         weakref.finalize(self, exchange.close).atexit = False

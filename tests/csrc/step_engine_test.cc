@@ -214,16 +214,35 @@ TEST(StepEngine, PartsAreCommittedAlone) {
     for (const int bucket : {1, 0}) {
       while (!rank.exchange.Wait(bucket, 1)) {
       }
-      rank.engine.CommitPart(bucket, "");
+      rank.engine.CommitPart({bucket}, "");
     }
     ASSERT_EQ(rank.Unsent(), kNumel);  // of the dense op, whose sum has not arrived yet
-    rank.engine.CommitPart(2, "");
+    rank.engine.CommitPart({2}, "");
     ASSERT_EQ(rank.Unsent(), 0);
     ASSERT_EQ(rank.engine.steps(), 0);
     rank.WaitAndCommit();
     ASSERT_EQ(rank.engine.steps(), 1);
     rank.Step();
     ASSERT_EQ(rank.engine.steps(), 2);
+  });
+}
+
+TEST(StepEngine, BucketsOfOnePartAreAppliedTogetherOrNotAtAll) {
+  OnRanks(2, {1, 1, 1}, [](EngineRank& rank) {
+    rank.residual.assign(rank.residual.size(), 1.0f);
+    if (rank.exchange.Rank() == 1) rank.gradients[5] = std::numeric_limits<float>::quiet_NaN();
+    rank.Begin();
+    for (int op = 0; op < kOps; ++op) rank.Launch(op);
+    for (int bucket = 0; bucket < kOps; ++bucket) {
+      while (!rank.exchange.Wait(bucket, 1)) {
+      }
+    }
+    ASSERT_EQ(KindOf([&] { rank.engine.CommitPart({2, 0}, ""); }), ErrorKind::kNonFinite);
+    rank.engine.CommitPart({1}, "");
+    const bool damaged = rank.exchange.Rank() == 1;  // one entry of the first bucket
+    ASSERT_EQ(rank.Unsent(), 4 * kNumel - (damaged ? 1 : 0));
+    rank.WaitAndCommit();
+    ASSERT_EQ(rank.engine.steps(), 1);
   });
 }
 
@@ -238,7 +257,7 @@ TEST(StepEngine, ARefusedPartLeavesTheOthersAlone) {
       }
     }
     const auto commit = [&](int op, const std::string& refuse) {
-      return [&rank, op, refuse] { rank.engine.CommitPart(op, refuse); };
+      return [&rank, op, refuse] { rank.engine.CommitPart({op}, refuse); };
     };
     ASSERT_EQ(KindOf(commit(0, "")), ErrorKind::kNonFinite);
     commit(1, "")();
@@ -428,8 +447,8 @@ TEST(StepEngine, MisuseIsRefusedBeforeAnythingHappens) {
     ASSERT_TRUE(refused([&] { rank.Launch(kOps); }));
     rank.Launch(0);
     ASSERT_TRUE(refused([&] { rank.engine.Commit(""); }));
-    ASSERT_TRUE(refused([&] { rank.engine.CommitPart(0, ""); }));
-    ASSERT_TRUE(refused([&] { rank.engine.CommitPart(kOps, ""); }));
+    ASSERT_TRUE(refused([&] { rank.engine.CommitPart({0}, ""); }));
+    ASSERT_TRUE(refused([&] { rank.engine.CommitPart({kOps}, ""); }));
     rank.Launch(1);
     rank.Launch(2);
     rank.WaitAndCommit();

@@ -35,6 +35,20 @@ def test_layers_are_merged_in_order_up_to_the_limit(sizes, limit, expected):
     assert [layer for bucket in buckets for layer in bucket.layers] == layers(*sizes)
 
 
+def test_slices_are_of_about_the_same_size_and_buckets_of_their_own():
+    small, large, last = layers(3, 25, 4)
+    parts = large.slices(10)
+    assert parts == (
+        Layer("layer1[0:8]", 8, "layer1", 0),
+        Layer("layer1[8:16]", 8, "layer1", 8),
+        Layer("layer1[16:25]", 9, "layer1", 16),
+    )
+    assert {part.parameter for part in parts} == {large.parameter} == {"layer1"}
+    assert large.slices(25) == (large,)
+    buckets = assign_buckets([small, *parts, last, small], bucket_numel=20, layer_wise=True)
+    assert numels(buckets) == [[3], [8], [8], [9], [4, 3]]
+
+
 def test_each_layer_is_a_segment_where_selection_is_per_layer():
     (bucket,) = assign_buckets(layers(3, 4), bucket_numel=10, layer_wise=True)
     assert bucket.segments == (3, 4)
