@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 
 from hvd_sparse.compression import Compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
-from hvd_sparse.local_steps import Interval
+from hvd_sparse.local_steps import AVERAGED, Interval
 from hvd_sparse.ranks.world import World
 from hvd_sparse.tensorflow import compat, step_data
+from hvd_sparse.tensorflow.local_variables import refs_of
 
 ATTRIBUTE = "_hvd_sparse_local_steps"  # of a distributed optimizer's class
 
@@ -71,6 +72,7 @@ class LocalSteps:
     ) -> None:
         self._interval = Interval(compression.local_steps)
         self._outer = compression.outer
+        self._averages_moments = compression.moments == AVERAGED
         self._reduce = reduce
         self._owner = weakref.ref(optimizer)
         self._process_set = process_set
@@ -144,12 +146,17 @@ class LocalSteps:
         if self.amid_interval:
             self._meet()
 
-    def average(self, variables: Sequence[Any]) -> None:
-        """Replaces variables by their averages over the ranks, outside of any graph. Collective."""
+    def average(self, variables: Sequence[Any], what: str) -> None:
+        """Replaces variables by their averages over the ranks. Collective.
+
+        Args:
+            variables: Variables of floating-point numbers, the same ones on all ranks.
+            what: Their name in messages: "moments".
+        """
         if not variables or not self._process_set.included():
             return
         flat = tf.concat([tf.reshape(tf.cast(one, tf.float32), [-1]) for one in variables], 0)
-        name = f"hvd_sparse.local_steps.{self.serial}.statistics"
+        name = f"hvd_sparse.local_steps.{self.serial}.{what}"
         averages = hvd.allreduce(flat, op=hvd.Average, name=name, process_set=self._process_set)
         sizes = [math.prod(one.shape) for one in variables]
         for one, average in zip(variables, tf.split(averages, sizes), strict=True):
@@ -224,12 +231,33 @@ class LocalSteps:
         ]
         for (_, variable), value in zip(pairs, moved, strict=True):
             variable.assign(value)
+        if self._averages_moments:
+            with tf.control_dependencies(averages):  # no rank has refused the meeting
+                self.average(self._moments(), "moments")
         self._taken.assign(tf.zeros_like(self._taken))
         if reports is not None:
             assert self._length is not None
             with tf.control_dependencies([*averages, reports]):  # the meeting has ended
                 self._length.assign(tf.numpy_function(self._choose, [reports], tf.int64))
         return tf.constant(True)
+
+    def _moments(self) -> list[Any]:
+        """Returns the optimizer's variables that are shaped as weights: momenta and their kind."""
+        owner = self._owner()
+        assert owner is not None
+        if refs_of(owner):
+            raise UnsupportedError(
+                "moments must be 'local' with local_layers, whose moments stay on their rank"
+            )
+        shapes = {tuple(one.shape) for one in self._variables}
+        others = {id(owner.iterations), id(owner._learning_rate)}
+        return [
+            compat.tensor_of(one)
+            for one in owner.variables
+            if id(one) not in others
+            and compat.dtype_of(one).is_floating
+            and tuple(one.shape) in shapes
+        ]
 
     def _reports(self) -> tf.Tensor:
         """Returns the reports of all ranks: float64, [ranks, numbers]."""

@@ -30,7 +30,7 @@ def meet(optimizer: Any, model: Any = None) -> None:
     local.meet()
     if model is not None:
         others = model.non_trainable_variables
-        local.average([one for one in others if compat.dtype_of(one).is_floating])
+        local.average([one for one in others if compat.dtype_of(one).is_floating], "statistics")
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from hvd_sparse.compression_checks import AUTO
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.exchange.local_share import check_not_twice
 from hvd_sparse.exchange.reduction import Reduction, checked_reduction
-from hvd_sparse.local_steps import LOCAL
 from hvd_sparse.ranks.world import may_have_peers
 from hvd_sparse.tensorflow import compat
 from hvd_sparse.tensorflow.momentum import masks_velocity, momentum_to_move
@@ -205,11 +204,9 @@ class Settings:
 
 
 def _check_options(compression: Compression) -> None:
-    """Raises UnsupportedError for options of a compression that only PyTorch has."""
-    for name, default in (("overlap", False), ("moments", LOCAL)):
-        value = getattr(compression, name)
-        if value != default:
-            raise UnsupportedError(f"{name} must be {default!r} in TensorFlow, got {value!r}")
+    """Raises UnsupportedError for an option of a compression that only PyTorch has."""
+    if compression.overlap:
+        raise UnsupportedError(f"overlap must be False in TensorFlow, got {compression.overlap!r}")
 
 
 def _keeps_all(compression: Compression) -> bool:
