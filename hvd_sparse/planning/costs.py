@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from hvd_sparse.collectives import SHARD_SUM
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.planning.account import WIRES, Account, Array, Setting
-from hvd_sparse.planning.models import MODELS
+from hvd_sparse.planning.models import MODELS, shard_sum
 from hvd_sparse.planning.network import Network
 
 __all__ = [
@@ -92,6 +92,12 @@ def arrays(
     account = Account(ks, numels, setting)
     MODELS[collective](account)
     return account.seconds + np.zeros_like(ks), account.bytes + np.zeros_like(ks)
+
+
+def taking(collective: str, numel: ArrayLike, setting: Setting) -> Array:
+    """Returns the part of a dense sum's seconds that the thread which selects takes."""
+    numels = np.asarray(numel, dtype=np.float64)
+    return shard_sum.taking(setting, numels) if collective == SHARD_SUM else 0 * numels
 
 
 def cost(collective: str, *, k: int, numel: int, **setting: Any) -> Cost:

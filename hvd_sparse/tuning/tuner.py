@@ -4,8 +4,8 @@
     PLANNING   rank 0 makes a plan from all ranks' times and sends it to all
     SPARSE     a few steps that follow the plan, and are timed
     JUDGING    rank 0 compares, and tells all ranks which kind of step follows; or, once, if sparse
-               steps took much longer than predicted, sends a second plan that allows for it: back
-               to SPARSE
+               steps took longer than predicted, sends a second plan, which sends as little as it
+               may: back to SPARSE
     SETTLED    until it is time to begin again
 
 If a warm-up changes the floor of the plan, it begins again, too; but where sparse steps are far
@@ -55,7 +55,7 @@ TIMED_STEPS = 5
 MARGIN = 0.05
 HELD_BACK_MARGIN = 0.15
 # Excess of sparse steps over their prediction that asks for a second plan.
-SURPRISE = 0.05
+SURPRISE = 0.02
 # Fraction of a dense step's time within which sparse steps are far ahead. The first steps of a
 # training, in which dense ones are timed, were up to 1.6 times as slow as later ones.
 FAR_AHEAD = 0.5
@@ -335,8 +335,8 @@ class Tuner:
         assert self.tuning.profile is not None
         return self._plan_for(self.tuning.profile).to_json()
 
-    def _plan_for(self, profile: Profile) -> Plan:
-        return make_plan(profile, replace(self._rules, density=self._floor))
+    def _plan_for(self, profile: Profile, **rules: Any) -> Plan:
+        return make_plan(profile, replace(self._rules, density=self._floor, **rules))
 
     def _use_plan(self, rows: Rows, decided: str) -> None:
         dense = known(slowest_step(rows))
@@ -362,7 +362,8 @@ class Tuner:
         assert plan is not None
         if self._first is not None or not step > (1 + SURPRISE) * plan.step_seconds:
             return None
-        second = self._plan_for(self._delayed(profile, plan, step))
+        # Larger densities and dense sums are free only where cores have time for them, too.
+        second = self._plan_for(self._delayed(profile, plan, step), adaptive=False, dense=False)
         return None if second.dense or second.decides_like(plan) else second
 
     def _delayed(self, profile: Profile, plan: Plan, step: float) -> Profile:

@@ -321,3 +321,30 @@ def test_impossible_buckets_are_refused_also_when_read(change, message):
     content["buckets"][0].update(change)
     with pytest.raises(InvalidArgumentError, match=message):
         Plan.from_json(json.dumps(content))
+
+
+def test_our_dense_sum_delays_backward_by_what_it_takes_there():
+    profile = profile_of([1_000_000, 2_000_000], [0.1, 0.1], network=gigabits(10, 8))
+    rules = Rules(dense_sums=("shard_sum",), dense_values=("int8",), collectives=("allgather",))
+    rate = profile.machine.select_seconds_per_entry
+    for select_on in ("caller", "engine"):
+        plan = make_plan(profile, replace(rules, select_on=select_on))
+        ours = [bucket for bucket in plan.buckets if bucket.collective == "shard_sum"]
+        assert ours
+        for bucket in ours:
+            numel = bucket.numel
+            assert bucket.select_seconds == pytest.approx(rate * numel)
+            price = costs.cost(
+                "shard_sum", k=numel, numel=numel, values="int8",
+                network=profile.network, machine=profile.machine,
+            )  # fmt: skip
+            whole = bucket.select_seconds + bucket.exchange_seconds
+            assert whole == pytest.approx(price.seconds)
+        assert simulated_step(plan, profile, select_on=select_on).step == plan.step_seconds
+
+
+def test_the_hosts_dense_sum_takes_nothing_on_the_thread_of_backward():
+    profile = profile_of([1000, 2000], [0.1, 0.1], network=gigabits(100, 2))
+    plan = make_plan(profile, Rules(margin=0.0))
+    assert any(bucket.dense for bucket in plan.buckets)
+    assert all(bucket.select_seconds == 0 for bucket in plan.buckets if bucket.dense)

@@ -34,10 +34,14 @@ def plans_taken(ranks, steps, seconds):
 
 @pytest.fixture
 def planned_again(monkeypatch):
-    """Makes the planner return one plan, and another one once exchanges are found to be late."""
+    """Makes the planner return one plan, and another one once exchanges are found to be late.
+
+    The second one may not send more than it has to.
+    """
 
     def make_plan(profile, rules):
         late = profile.machine.exchange_overhead > MACHINE.exchange_overhead
+        assert (rules.adaptive, rules.dense) == (not late, not late)
         return SECOND if late else SPARSE
 
     monkeypatch.setattr(tuning, "make_plan", make_plan)

@@ -6,12 +6,17 @@ import numpy as np
 
 from hvd_sparse import _core
 from hvd_sparse.collectives import SHARD_SUM
-from hvd_sparse.planning.account import HEADER_BYTES, VALUE_BYTES, Account, Array
+from hvd_sparse.planning.account import HEADER_BYTES, VALUE_BYTES, Account, Array, Setting
 from hvd_sparse.planning.network import Link
 
 # Passes over all entries beside the messages: decoding and adding every rank's part of the own
 # shard, and decoding and writing all shards.
 PASSES_BESIDE = 2
+
+
+def taking(setting: Setting, numel: Array) -> Array:
+    """Returns the seconds of error feedback and coding, on the thread that selects: in backward."""
+    return setting.pass_over(numel)
 
 
 def cost(a: Account) -> None:
@@ -22,7 +27,7 @@ def cost(a: Account) -> None:
     """
     network, setting = a.setting.network, a.setting
     local_size, local = network.local_size, network.local
-    a.seconds = setting.machine.exchange_overhead + setting.pass_over(a.numel)
+    a.seconds = setting.machine.exchange_overhead + taking(setting, a.numel)
     numel, size, link, gap = a.numel, network.size, network.link, network.gap
     sums_nodes = _core.sums_nodes(SHARD_SUM, size=size, local_size=local_size)
     if sums_nodes and local is not None and size % local_size == 0:
