@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from modes import compression_of
 from paper_models import Model
 
+from hvd_sparse.collectives import SHARD_SUM
 from hvd_sparse.planning.plan import entries_to_send
 
 GIB = 2**30
@@ -21,9 +22,9 @@ def needed(model: Model, ranks: int, modes: Sequence[str], *, ddp: bool = False)
     """Returns the bytes of all ranks together: gradients once, and each mode's memory.
 
     A sparse mode keeps a residual, and blocks for what each rank selects: one per rank (allgather),
-    and two more for merging. Dense exchanges need the size of the largest tensor again, for
-    received data. Under DDP each mode has buckets for all gradients, and a hook at most copies,
-    errors and products of them.
+    and two more for merging; our dense sums keep what is sent and what is received. Horovod's need
+    the size of the largest tensor again, for received data. Under DDP each mode has buckets for all
+    gradients, and a hook at most copies, errors and products of them.
     """
     per_rank = _PROCESS + _POOLS + _FLOAT * model.numel
     if any(mode != "compute" for mode in modes):
@@ -34,8 +35,10 @@ def needed(model: Model, ranks: int, modes: Sequence[str], *, ddp: bool = False)
             hooks = 3 if mode.startswith("DDP(") else 0
             per_rank += (1 + hooks) * _FLOAT * model.numel
         if mode not in ("compute", "dense") and not mode.startswith("DDP"):
-            density = compression_of(mode).density
-            blocks = (ranks + 2) * _ENTRY * entries_to_send(model.numel, density)
+            compression = compression_of(mode)
+            entries = entries_to_send(model.numel, compression.density)
+            sums = compression.collective == SHARD_SUM
+            blocks = 2 * _FLOAT * entries if sums else (ranks + 2) * _ENTRY * entries
             per_rank += _FLOAT * model.numel + blocks
     return ranks * per_rank
 

@@ -101,3 +101,15 @@ GTOPK_TABLE = (
     _gtopk("ResNet-50", 32, (52.9, 10.7, 30.6, 39.1)),
     _gtopk("LSTM-PTB", 32, (392, 2.1, 5.4, 10.8)),
 )
+
+# For the sweep only. No paper's GPU: 32 sequences of 128 tokens at 12 trillion operations a second,
+# which is near the step of ResNet-50 above; backward takes twice as many operations as forward.
+BERT_BASE = PaperRow(
+    model="BERT-base",
+    ranks=8,
+    rate=1e10,
+    density=0.001,
+    forward=0.06,
+    backward=0.12,
+    steps={},
+)

@@ -20,6 +20,7 @@ from typing import Any
 NORM_FLOPS = 8
 PTB_WORDS = 10_000  # vocabulary of the Penn Treebank
 PTB_STEPS = 35  # words of a training sequence
+BERT_WORDS = 30_522  # its vocabulary of word pieces
 
 # A fork is a list of branches, a branch a list of steps: "3x3 96" is a convolution with 96 outputs
 # that keeps the size, "3x3 96 v" is one without padding, "3x3 96 /2" is one with stride 2 and
@@ -131,6 +132,17 @@ class Builder:
     def linear(self, name: str, inputs: int, outputs: int) -> None:
         flops = 2 * inputs * outputs + outputs
         self.add(name, flops, weight=(outputs, inputs), bias=(outputs,))
+
+    def lstm(self, name: str, inputs: int, width: int, steps: int) -> None:
+        """Adds an LSTM layer that takes so many words."""
+        self.add(
+            name,
+            steps * (2 * 4 * width * (inputs + width) + 2 * 4 * width),
+            weight_ih=(4 * width, inputs),
+            weight_hh=(4 * width, width),
+            bias_ih=(4 * width,),
+            bias_hh=(4 * width,),
+        )
 
     def fork(self, name: str, branches: Fork) -> None:
         """Adds branches with the same input and concatenated outputs."""
@@ -309,20 +321,78 @@ def lstm_ptb() -> Model:
     net = Builder(0, 0)
     net.add("embedding", steps * width, weight=(PTB_WORDS, width))
     for number in range(2):
-        net.add(
-            f"lstm{number}",
-            steps * (2 * 4 * width * 2 * width + 2 * 4 * width),
-            weight_ih=(4 * width, width),
-            weight_hh=(4 * width, width),
-            bias_ih=(4 * width,),
-            bias_hh=(4 * width,),
-        )
+        net.lstm(f"lstm{number}", width, width, steps)
     flops = steps * (2 * width * PTB_WORDS + PTB_WORDS)
     net.add("decoder", flops, weight=(PTB_WORDS, width), bias=(PTB_WORDS,))
     return Model("LSTM-PTB", tuple(net.layers))
 
 
+def sockeye() -> Model:
+    """Hieber et al., arXiv:1712.05690, with the options and data of P3's experiments.
+
+    Two layers of LSTMs of 512 on each side, the first in both directions, attention by an MLP, and
+    the vocabularies of IWSLT 2015, English to Vietnamese. A sentence is counted with 25 words.
+    """
+    width, words, sources, targets = 512, 25, 17_191, 7_709
+    net = Builder(0, 0)
+
+    def weight(name: str, outputs: int, inputs: int, times: int = words) -> None:
+        net.add(name, 2 * times * inputs * outputs, weight=(outputs, inputs))
+
+    net.add("source", words * width, weight=(sources, width))
+    for direction in ("forward", "backward"):
+        net.lstm(f"encoder0.{direction}", width, width // 2, words)
+    net.lstm("encoder1", width, width, words)
+    for state in ("hidden0", "cell0", "hidden1", "cell1"):
+        net.linear(f"decoder.{state}", width, width)
+    weight("attention.keys", width, width)
+    net.add("target", words * width, weight=(targets, width))
+    net.lstm("decoder0", 2 * width, width, words)
+    net.lstm("decoder1", width, width, words)
+    weight("attention.query", width, width)
+    weight("attention.score", 1, width, words * words)
+    weight("combined", width, 2 * width)
+    net.add(
+        "output",
+        words * (2 * width * targets + targets),
+        weight=(targets, width),
+        bias=(targets,),
+    )
+    return Model("Sockeye", tuple(net.layers))
+
+
+def bert_base() -> Model:
+    """Devlin et al., NAACL 2019, the base model for classification, on sequences of 128 tokens.
+
+    A layer's attention is counted with its queries.
+    """
+    width, tokens = 768, 128
+    norm = NORM_FLOPS * tokens * width
+    net = Builder(0, 0)
+
+    def linear(name: str, inputs: int, outputs: int, *, rows: int = tokens, more: int = 0) -> None:
+        flops = rows * (2 * inputs * outputs + outputs) + more
+        net.add(name, flops, weight=(outputs, inputs), bias=(outputs,))
+
+    for name, rows in (("words", BERT_WORDS), ("positions", 512), ("types", 2)):
+        net.add(f"embedding.{name}", tokens * width, weight=(rows, width))
+    net.add("embedding.norm", norm, weight=(width,), bias=(width,))
+    for number in range(12):
+        layer = f"layer{number}"
+        linear(f"{layer}.query", width, width, more=2 * 2 * tokens * tokens * width)
+        for name in ("key", "value", "output"):
+            linear(f"{layer}.{name}", width, width)
+        net.add(f"{layer}.norm1", norm, weight=(width,), bias=(width,))
+        linear(f"{layer}.linear1", width, 4 * width)
+        linear(f"{layer}.linear2", 4 * width, width)
+        net.add(f"{layer}.norm2", norm, weight=(width,), bias=(width,))
+    linear("pooler", width, width, rows=1)
+    linear("classifier", width, 2, rows=1)
+    return Model("BERT-base", tuple(net.layers))
+
+
 _MAKERS: Sequence[Callable[[], Model]] = (
-    resnet50, inception_v4, lstm_ptb, vgg16, vgg19, alexnet, resnet20, wrn_16_4
+    resnet50, inception_v4, lstm_ptb, vgg16, vgg19, alexnet, resnet20, wrn_16_4, sockeye,
+    bert_base,
 )  # fmt: skip
 MODELS: dict[str, Model] = {model.name: model for model in (make() for make in _MAKERS)}

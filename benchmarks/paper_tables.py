@@ -36,7 +36,7 @@ from typing import Annotated, Any
 import typer
 from clusters import ClusterLauncher, Launcher, LocalLauncher
 from memory import GIB
-from paper_figures import GTOPK_TABLE, LAGS_TABLE, PaperRow
+from paper_figures import BERT_BASE, GTOPK_TABLE, LAGS_TABLE, PaperRow
 from reporting import Result
 from table_files import row_of, save, saved_rows
 from table_plots import plot_methods, plot_rates
@@ -70,8 +70,20 @@ def jobs_of_papers(rows: Sequence[PaperRow], hosts: Sequence[int], gtopk: bool) 
     return jobs
 
 
-def jobs_of_sweep(row: PaperRow, ranks: int, rates: Sequence[float]) -> list[Job]:
-    """Returns the rows of one model at several rates, with every collective and our dense sums."""
+def jobs_of_sweep(
+    row: PaperRow, ranks: int, rates: Sequence[float], methods: Sequence[str] = ()
+) -> list[Job]:
+    """Returns the rows of one model at several rates, with every collective and our dense sums.
+
+    Args:
+        row: The model.
+        ranks: Number of ranks.
+        rates: Bits per second of each row.
+        methods: Names of the methods to take; all if empty.
+
+    Raises:
+        typer.BadParameter: A method is not known.
+    """
     modes = {
         f"LAGS, {name}": (
             f"LAGS(density={row.density}, warmup=None, adaptive=False, collective={name!r})"
@@ -81,6 +93,11 @@ def jobs_of_sweep(row: PaperRow, ranks: int, rates: Sequence[float]) -> list[Job
     }  # fmt: skip
     modes |= {f"Dense, {values}": f"Dense(values={values!r})" for values in SWEPT_VALUES}
     modes["LAGS"] = f"LAGS(density={row.density}, warmup=None)"
+    for method in methods:
+        if method not in modes:
+            raise typer.BadParameter(f"method must be one of {', '.join(modes)}, got {method!r}")
+    if methods:
+        modes = {method: mode for method, mode in modes.items() if method in methods}
     return [
         Job(
             f"{rate / 1e6:g} Mb/s, {ranks} ranks", row, ranks, rate, modes,
@@ -116,6 +133,7 @@ def main(
     hosts: Annotated[list[int] | None, typer.Option(min=2, help="instead of the papers'")] = None,
     only: Annotated[list[str] | None, typer.Option(help="these models; one for sweep")] = None,
     rate: Annotated[list[float] | None, typer.Option(help="bits per second, for sweep")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="of the sweep; else all")] = None,
     local: Annotated[bool, typer.Option("--local", help="this machine, unshaped")] = False,
     dilation: Annotated[float | None, typer.Option(help="waits x, rate / this")] = None,
     repeat: Annotated[float, typer.Option(help="dilation of the repetition; 0: none")] = 20.0,
@@ -135,12 +153,12 @@ def main(
     markdown: Annotated[bool, typer.Option("--markdown", help="tables in Markdown, too")] = False,
 ) -> None:
     """Measures a table of the papers."""
-    papers = {row.model: row for row in GTOPK_TABLE + LAGS_TABLE}
+    papers = {row.model: row for row in (*GTOPK_TABLE, *LAGS_TABLE, BERT_BASE)}
     makers: dict[str, Callable[[], list[Job]]] = {
         "lags": lambda: jobs_of_papers(LAGS_TABLE, hosts or [16], gtopk=False),
         "gtopk": lambda: jobs_of_papers(GTOPK_TABLE, hosts or [4, 8, 16, 32], gtopk=True),
         "sweep": lambda: jobs_of_sweep(
-            papers[(only or ["ResNet-50"])[0]], (hosts or [8])[0], rate or list(SWEEP)
+            papers[(only or ["ResNet-50"])[0]], (hosts or [8])[0], rate or list(SWEEP), method or []
         ),
     }
     if table not in makers:

@@ -19,6 +19,7 @@ from paper_models import MODELS
         ("VGG-19", 143_667_240),
         ("AlexNet", 61_100_840),
         ("ResNet-20", 269_722),
+        ("BERT-base", 109_483_778),  # the paper: 110 million
     ],
 )
 def test_a_model_has_the_published_number_of_parameters(name, parameters):

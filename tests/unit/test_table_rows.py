@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 from clusters import patient_waits, slack_seconds
 from memory import GIB
 from paper_figures import GTOPK_TABLE, LAGS_TABLE
@@ -110,6 +111,13 @@ def test_the_sweep_pins_every_collective():
     assert len(pinned) == len(names)
     assert all(any(f"'{name}'" in mode for mode in pinned) for name in names)
     assert {"Dense, float32", "Dense, bfloat16", "Dense, int8"} <= set(job.modes)
+
+
+def test_a_sweep_may_take_some_methods():
+    (job,) = jobs_of_sweep(RESNET, 8, [1e9], ["LAGS", "Dense, int8"])
+    assert set(job.modes) == {"LAGS", "Dense, int8"}
+    with pytest.raises(typer.BadParameter, match=r"method must be one of .*, got 'nonsense'"):
+        jobs_of_sweep(RESNET, 8, [1e9], ["nonsense"])
 
 
 def test_the_faster_the_network_of_a_sweep_the_larger_its_dilation_may_be():
