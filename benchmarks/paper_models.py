@@ -328,7 +328,8 @@ def lstm_ptb() -> Model:
 
 
 def sockeye() -> Model:
-    """Hieber et al., arXiv:1712.05690, with the options and data of P3's experiments.
+    """Hieber et al., arXiv:1712.05690, with the options and data of P3's experiments
+    (https://github.com/anandj91/p3).
 
     Two layers of LSTMs of 512 on each side, the first in both directions, attention by an MLP, and
     the vocabularies of IWSLT 2015, English to Vietnamese. A sentence is counted with 25 words.
