@@ -17,7 +17,6 @@ from hvd_sparse.buckets import Layer
 from hvd_sparse.collectives import SHARD_SUM
 from hvd_sparse.compression import Compression
 from hvd_sparse.planning import costs
-from hvd_sparse.planning.account import Setting
 from hvd_sparse.planning.pipeline import Stage, simulate, simulate_dense
 from hvd_sparse.planning.plan import entries_to_send, fixed_choices
 from hvd_sparse.planning.profile import Profile
@@ -48,12 +47,10 @@ def predicted_step(profile: Profile, compression: Compression) -> float:
             values=choice.values,
             collective_options=compression.collective_options,
         )
-        select, seconds = profile.machine.select_seconds(entries), exchange.seconds
-        if choice.collective == SHARD_SUM:
-            setting = Setting(network=profile.network, machine=profile.machine)
-            select = float(costs.taking(SHARD_SUM, entries, setting))
-            seconds -= select
-        stages.append(Stage(layers=len(choice.layers), select=select, exchange=seconds))
+        is_dense = choice.collective == SHARD_SUM
+        select = exchange.taking if is_dense else profile.machine.select_seconds(entries)
+        rest = exchange.seconds - exchange.taking
+        stages.append(Stage(layers=len(choice.layers), select=select, exchange=rest))
     return simulate(profile, stages).step
 
 

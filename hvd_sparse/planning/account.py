@@ -122,13 +122,20 @@ class Setting:
 
 
 class Account:
-    """The time and the bytes of the busiest rank, added up round by round, for one collective."""
+    """The time and the bytes of the busiest rank, added up round by round, for one collective.
+
+    Attributes:
+        seconds: The time.
+        bytes: The bytes.
+        taking: The part of the time that delays backward, as selection does.
+    """
 
     def __init__(self, k: Array, numel: Array, setting: Setting) -> None:
         self.k, self.numel, self.setting = k, numel, setting
         machine = setting.machine
         self.seconds = machine.exchange_overhead + machine.scatter_seconds_per_entry * numel
         self.bytes = np.zeros_like(numel)
+        self.taking = np.zeros_like(numel)
 
     def fetch(self) -> None:
         """Adds the copy of the own block from where the gradients lie to the CPU."""

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from hvd_sparse.collectives import SHARD_SUM
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.planning.account import WIRES, Account, Array, Setting
-from hvd_sparse.planning.models import MODELS, shard_sum
+from hvd_sparse.planning.models import MODELS
 from hvd_sparse.planning.network import Network
 
 __all__ = [
@@ -42,10 +42,13 @@ class Cost:
     Attributes:
         seconds: Seconds until every rank has the sum in its gradient.
         bytes: Bytes that the busiest rank sends.
+        taking: Those of the seconds that come first, on the thread that selects: of the core's own
+            dense sum, which selects nothing.
     """
 
     seconds: float
     bytes: float
+    taking: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +78,8 @@ def possible(collective: str, network: Network) -> bool:
 
 def arrays(
     collective: str, k: ArrayLike, numel: ArrayLike, setting: Setting
-) -> tuple[Array, Array]:
-    """Returns the seconds and bytes of a collective for arrays of k and numel, which broadcast.
+) -> tuple[Array, Array, Array]:
+    """Returns what a `Cost` has, for arrays of k and numel, which broadcast.
 
     Raises:
         InvalidArgumentError: There is no such collective, or it is not possible here.
@@ -91,13 +94,8 @@ def arrays(
     )
     account = Account(ks, numels, setting)
     MODELS[collective](account)
-    return account.seconds + np.zeros_like(ks), account.bytes + np.zeros_like(ks)
-
-
-def taking(collective: str, numel: ArrayLike, setting: Setting) -> Array:
-    """Returns the part of a dense sum's seconds that the thread which selects takes."""
-    numels = np.asarray(numel, dtype=np.float64)
-    return shard_sum.taking(setting, numels) if collective == SHARD_SUM else 0 * numels
+    none = np.zeros_like(ks)
+    return account.seconds + none, account.bytes + none, account.taking + none
 
 
 def cost(collective: str, *, k: int, numel: int, **setting: Any) -> Cost:
@@ -114,8 +112,8 @@ def cost(collective: str, *, k: int, numel: int, **setting: Any) -> Cost:
     """
     if not 0 <= k <= numel:
         raise InvalidArgumentError(f"k must lie in [0, numel = {numel}], got {k}")
-    seconds, nbytes = arrays(collective, k, numel, Setting(**setting))
-    return Cost(seconds=float(seconds), bytes=float(nbytes))
+    seconds, nbytes, taking = arrays(collective, k, numel, Setting(**setting))
+    return Cost(seconds=float(seconds), bytes=float(nbytes), taking=float(taking))
 
 
 @dataclass(frozen=True)
@@ -125,6 +123,7 @@ class Table:
     Attributes:
         seconds: Seconds that it takes.
         bytes: Bytes that the busiest rank sends.
+        taking: Those of the seconds that the thread which selects takes; see `Cost`.
         chosen: Its index in `options`.
         options: (collective, wire, values) of each.
         routes: The route of each option, which decides its links: one of routes.ROUTES.
@@ -132,9 +131,15 @@ class Table:
 
     seconds: Array
     bytes: Array
+    taking: Array
     chosen: NDArray[np.int64]
     options: tuple[tuple[str, str, str], ...]
     routes: tuple[str, ...]
+
+    @property
+    def exchange(self) -> Array:
+        """Seconds that follow what the thread which selects takes."""
+        return self.seconds - self.taking
 
 
 def cheapest_of(
@@ -174,13 +179,15 @@ def cheapest_of(
             "each, two at least, whose own links were measured"
         )
     priced = [arrays(name, k, numel, setting) for name, setting in options]
-    seconds = np.stack([one for one, _ in priced])
-    nbytes = np.stack([one for _, one in priced])
-    chosen = np.argmin(seconds, axis=0)
-    at = chosen[np.newaxis]
+    columns = [np.stack(column) for column in zip(*priced, strict=True)]
+    chosen = np.argmin(columns[0], axis=0)
+    seconds, nbytes, taking = (
+        np.take_along_axis(column, chosen[np.newaxis], 0)[0] for column in columns
+    )
     return Table(
-        np.take_along_axis(seconds, at, 0)[0],
-        np.take_along_axis(nbytes, at, 0)[0],
+        seconds,
+        nbytes,
+        taking,
         chosen,
         tuple(
             (name, "plain" if name in DENSE_SUMS else one.wire, one.values) for name, one in options
@@ -220,6 +227,7 @@ def cheapest(
     return Choice(
         seconds=float(table.seconds),
         bytes=float(table.bytes),
+        taking=float(table.taking),
         collective=collective,
         wire=wire,
         values=chosen,

@@ -21,7 +21,7 @@ from hvd_sparse.compression_checks import AUTO, MAX_BUCKET_NUMEL
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.places.place import OnCpu, Place
 from hvd_sparse.planning import costs
-from hvd_sparse.planning.account import WIRES, Array, Setting
+from hvd_sparse.planning.account import WIRES, Array
 from hvd_sparse.planning.densities import (
     LARGEST_SPARSE,
     Ladder,
@@ -208,16 +208,9 @@ class _Planner:
         """Returns the cheapest sparse exchanges."""
         return self._cheapest(k, numel, self._rules.allowed, self._rules.values)
 
-    def _price_dense(self, numel: ArrayLike) -> tuple[costs.Table, Array]:
-        """Returns the cheapest dense sums, and the seconds before them on the thread that selects.
-
-        These are not among the seconds of the exchange: they delay backward, as selection does.
-        """
-        table = self._cheapest(numel, numel, self._rules.dense_sums, self._rules.dense_values)
-        setting = Setting(network=self._profile.network, machine=self._profile.machine)
-        taking = np.stack([costs.taking(name, numel, setting) for name, *_ in table.options])
-        taken = np.take_along_axis(taking, table.chosen[np.newaxis], 0)[0]
-        return replace(table, seconds=table.seconds - taken), taken
+    def _price_dense(self, numel: ArrayLike) -> costs.Table:
+        """Returns the cheapest dense sums."""
+        return self._cheapest(numel, numel, self._rules.dense_sums, self._rules.dense_values)
 
     def _cheapest(
         self, k: ArrayLike, numel: ArrayLike, allowed: Sequence[str], values: Sequence[str]
@@ -260,8 +253,8 @@ class _Planner:
         select = machine.select_overhead + machine.select_seconds_per_entry * numel
         offers = [Offer(select, longer * sparse.seconds + impossible)]
         if self._rules.dense:
-            dense, taking = self._price_dense(numel)
-            offers.append(Offer(taking, longer * dense.seconds + impossible))
+            dense = self._price_dense(numel)
+            offers.append(Offer(dense.taking, longer * dense.exchange + impossible))
         rule = "optimal" if self._rules.rule == "simulated" else "omgs"
         glued = self._profile.glued(borders.tolist())
         merged = merge_layers(glued, offers, rule=rule, select_on=self._rules.select_on)
@@ -317,25 +310,26 @@ class _Planner:
         ks = np.add.reduceat(self._entries(np.array(densities)[:, np.newaxis]), starts, axis=1).T
         table = self._price(ks, numels[:, np.newaxis])
         select = np.array([machine.select_seconds(int(numel)) for numel in numels])
-        dense, taking = None, np.zeros(numels.size)
+        dense = None
         goes_dense = np.zeros(numels.size, dtype=bool)
         exchange = table.seconds
         if rules.dense:
-            dense, taking = self._price_dense(numels)
-            seconds = dense.seconds
+            dense = self._price_dense(numels)
+            seconds = dense.exchange
             goes_dense = np.array(merged.offers) == 1
             if rules.rule == "paper" or not rules.layer_wise:  # the merging did not consider dense
-                goes_dense |= taking + seconds <= select + exchange[:, 0]
+                goes_dense |= dense.seconds <= select + exchange[:, 0]
+            select = np.where(goes_dense, dense.taking, select)
             # A bucket goes dense at densities at which dense is cheaper, so it costs as much there.
             exchange = np.minimum(np.column_stack([exchange, seconds]), seconds[:, np.newaxis])
             densities = (*densities, 1.0)
         ladder = Ladder(
             densities,
-            np.where(goes_dense, taking, select),
+            select,
             np.maximum.accumulate(exchange, axis=1),
         )
         start = [len(densities) - 1 if one else 0 for one in goes_dense]
-        return _Priced(table, dense, taking, ladder, start)
+        return _Priced(table, dense, ladder, start)
 
 
 @dataclass(frozen=True)
@@ -345,21 +339,19 @@ class _Priced:
     Attributes:
         table: [buckets, sparse notches], the cheapest sparse exchanges.
         dense: [buckets], the cheapest dense sums; None if none is allowed.
-        taking: [buckets], the seconds before these on the thread that selects.
         ladder: Times of the buckets, for choosing densities.
         start: The notch at which each bucket begins: the floor, or dense.
     """
 
     table: costs.Table
     dense: costs.Table | None
-    taking: Array
     ladder: Ladder
     start: list[int]
 
     def bucket(self, i: int, notch: int, layers: Sequence[LayerProfile]) -> BucketPlan:
         """Returns bucket i at a notch."""
         sparse = notch < self.table.seconds.shape[1] and (
-            self.dense is None or self.table.seconds[i, notch] < self.dense.seconds[i]
+            self.dense is None or self.table.seconds[i, notch] < self.dense.exchange[i]
         )
         at: tuple[int, ...]
         if sparse:
@@ -368,7 +360,7 @@ class _Priced:
         else:
             assert self.dense is not None
             table, at = self.dense, (i,)
-            density, select = 1.0, float(self.taking[i])
+            density, select = 1.0, float(self.dense.taking[i])
         option = table.chosen[at]
         collective, wire, values = table.options[option]
         return BucketPlan(
@@ -380,5 +372,5 @@ class _Priced:
             values=values,
             route=table.routes[option],
             select_seconds=select,
-            exchange_seconds=float(table.seconds[at]),
+            exchange_seconds=float(table.exchange[at]),
         )

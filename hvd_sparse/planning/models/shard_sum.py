@@ -6,7 +6,7 @@ import numpy as np
 
 from hvd_sparse import _core
 from hvd_sparse.collectives import SHARD_SUM
-from hvd_sparse.planning.account import HEADER_BYTES, VALUE_BYTES, Account, Array, Setting
+from hvd_sparse.planning.account import HEADER_BYTES, VALUE_BYTES, Account, Array
 from hvd_sparse.planning.network import Link
 
 # Passes over all entries beside the messages: decoding and adding every rank's part of the own
@@ -14,20 +14,17 @@ from hvd_sparse.planning.network import Link
 PASSES_BESIDE = 2
 
 
-def taking(setting: Setting, numel: Array) -> Array:
-    """Returns the seconds of error feedback and coding, on the thread that selects: in backward."""
-    return setting.pass_over(numel)
-
-
 def cost(a: Account) -> None:
     """Parts of all shards to their owners, sums to all ranks, in chunks that follow each other.
 
     All that a rank does is counted here, taking and writing included: what is done beside the
-    messages costs nothing while these take longer, but for the last chunk.
+    messages costs nothing while these take longer, but for the last chunk. Error feedback and
+    coding are on the thread that selects.
     """
     network, setting = a.setting.network, a.setting
     local_size, local = network.local_size, network.local
-    a.seconds = setting.machine.exchange_overhead + taking(setting, a.numel)
+    a.taking = setting.pass_over(a.numel)
+    a.seconds = setting.machine.exchange_overhead + a.taking
     numel, size, link, gap = a.numel, network.size, network.link, network.gap
     sums_nodes = _core.sums_nodes(SHARD_SUM, size=size, local_size=local_size)
     if sums_nodes and local is not None and size % local_size == 0:
