@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import typer
 
 from hvd_sparse import compression
 from hvd_sparse.compression import Compression
@@ -57,3 +60,15 @@ def compression_of(mode: str) -> Compression:
     if not isinstance(kind, type) or not issubclass(kind, Compression):
         raise wrong
     return kind(**options)
+
+
+def picked(methods: Mapping[str, Any], only: Sequence[str] | None) -> dict[str, Any]:
+    """Returns those methods that are asked for, or all.
+
+    Raises:
+        typer.BadParameter: There is no such method.
+    """
+    unknown = sorted(set(only or ()) - set(methods))
+    if unknown:
+        raise typer.BadParameter(f"method must be one of {', '.join(methods)}, got {unknown[0]!r}")
+    return {title: one for title, one in methods.items() if not only or title in only}

@@ -129,8 +129,11 @@ class Builder:
         self.height = (self.height + 2 * high - kernel[0]) // stride + 1
         self.width = (self.width + 2 * wide - kernel[1]) // stride + 1
 
-    def linear(self, name: str, inputs: int, outputs: int) -> None:
-        flops = 2 * inputs * outputs + outputs
+    def linear(
+        self, name: str, inputs: int, outputs: int, *, times: int = 1, more: int = 0
+    ) -> None:
+        """Adds a linear layer that is applied so many times, and `more` operations."""
+        flops = times * (2 * inputs * outputs + outputs) + more
         self.add(name, flops, weight=(outputs, inputs), bias=(outputs,))
 
     def lstm(self, name: str, inputs: int, width: int, steps: int) -> None:
@@ -322,8 +325,7 @@ def lstm_ptb() -> Model:
     net.add("embedding", steps * width, weight=(PTB_WORDS, width))
     for number in range(2):
         net.lstm(f"lstm{number}", width, width, steps)
-    flops = steps * (2 * width * PTB_WORDS + PTB_WORDS)
-    net.add("decoder", flops, weight=(PTB_WORDS, width), bias=(PTB_WORDS,))
+    net.linear("decoder", width, PTB_WORDS, times=steps)
     return Model("LSTM-PTB", tuple(net.layers))
 
 
@@ -353,12 +355,7 @@ def sockeye() -> Model:
     weight("attention.query", width, width)
     weight("attention.score", 1, width, words * words)
     weight("combined", width, 2 * width)
-    net.add(
-        "output",
-        words * (2 * width * targets + targets),
-        weight=(targets, width),
-        bias=(targets,),
-    )
+    net.linear("output", width, targets, times=words)
     return Model("Sockeye", tuple(net.layers))
 
 
@@ -370,25 +367,21 @@ def bert_base() -> Model:
     width, tokens = 768, 128
     norm = NORM_FLOPS * tokens * width
     net = Builder(0, 0)
-
-    def linear(name: str, inputs: int, outputs: int, *, rows: int = tokens, more: int = 0) -> None:
-        flops = rows * (2 * inputs * outputs + outputs) + more
-        net.add(name, flops, weight=(outputs, inputs), bias=(outputs,))
-
     for name, rows in (("words", BERT_WORDS), ("positions", 512), ("types", 2)):
         net.add(f"embedding.{name}", tokens * width, weight=(rows, width))
     net.add("embedding.norm", norm, weight=(width,), bias=(width,))
     for number in range(12):
         layer = f"layer{number}"
-        linear(f"{layer}.query", width, width, more=2 * 2 * tokens * tokens * width)
+        attention = 2 * 2 * tokens * tokens * width
+        net.linear(f"{layer}.query", width, width, times=tokens, more=attention)
         for name in ("key", "value", "output"):
-            linear(f"{layer}.{name}", width, width)
+            net.linear(f"{layer}.{name}", width, width, times=tokens)
         net.add(f"{layer}.norm1", norm, weight=(width,), bias=(width,))
-        linear(f"{layer}.linear1", width, 4 * width)
-        linear(f"{layer}.linear2", 4 * width, width)
+        net.linear(f"{layer}.linear1", width, 4 * width, times=tokens)
+        net.linear(f"{layer}.linear2", 4 * width, width, times=tokens)
         net.add(f"{layer}.norm2", norm, weight=(width,), bias=(width,))
-    linear("pooler", width, width, rows=1)
-    linear("classifier", width, 2, rows=1)
+    net.linear("pooler", width, width)
+    net.linear("classifier", width, 2)
     return Model("BERT-base", tuple(net.layers))
 
 

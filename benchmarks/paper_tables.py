@@ -36,6 +36,7 @@ from typing import Annotated, Any
 import typer
 from clusters import ClusterLauncher, Launcher, LocalLauncher
 from memory import GIB
+from modes import picked
 from paper_figures import BERT_BASE, GTOPK_TABLE, LAGS_TABLE, PaperRow
 from reporting import Result
 from table_files import row_of, save, saved_rows
@@ -93,11 +94,7 @@ def jobs_of_sweep(
     }  # fmt: skip
     modes |= {f"Dense, {values}": f"Dense(values={values!r})" for values in SWEPT_VALUES}
     modes["LAGS"] = f"LAGS(density={row.density}, warmup=None)"
-    for method in methods:
-        if method not in modes:
-            raise typer.BadParameter(f"method must be one of {', '.join(modes)}, got {method!r}")
-    if methods:
-        modes = {method: mode for method, mode in modes.items() if method in methods}
+    modes = picked(modes, methods)
     return [
         Job(
             f"{rate / 1e6:g} Mb/s, {ranks} ranks", row, ranks, rate, modes,

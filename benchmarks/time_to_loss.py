@@ -14,15 +14,16 @@ and draws plots of what is there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from learning_report import DENSE, Learned, Raced, as_markdown, plot_curves, shown
 from learning_runs import Run, Store, make, tuned
 from learning_tasks import TASKS, Task
+from modes import picked
 from progress import correlations, plot_progress, points, within_families
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -364,14 +365,6 @@ def report(
             if plots is not None:
                 file = plots / f"raced_{one.name}.png"
                 plot_curves(raced.curves(), ["seconds", "bytes"], file)
-
-
-def picked(methods: Mapping[str, Any], only: Sequence[str] | None) -> dict[str, Any]:
-    """Those methods that are asked for, or all."""
-    unknown = sorted(set(only or ()) - set(methods))
-    if unknown:
-        raise typer.BadParameter(f"method must be one of {', '.join(methods)}, got {unknown[0]!r}")
-    return {title: one for title, one in methods.items() if not only or title in only}
 
 
 def finish(failed: Sequence[str]) -> None:

@@ -33,11 +33,13 @@ SPARSE = TopK(density=0.1, min_numel=64, local_steps=EVERY)
 pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank exchanges nothing")
 
 
-def made(compression, *, traced, passes=1):
+def made(compression, *, traced, passes=1, optimizer=None):
     """Returns a variable, its optimizer, and a function that takes a step with a gradient."""
     variable = keras.Variable(np.zeros(SHAPE, np.float32), name="w")
     optimizer = hvd.DistributedOptimizer(
-        keras.optimizers.SGD(1.0), compression=compression, backward_passes_per_step=passes
+        optimizer or keras.optimizers.SGD(1.0),
+        compression=compression,
+        backward_passes_per_step=passes,
     )
     mode = tf.function if traced else lambda step: step
     return variable, optimizer, mode(lambda gradient: optimizer.apply([gradient], [variable]))
@@ -205,11 +207,8 @@ def test_statistics_are_averaged_at_a_meeting_where_a_model_is_given():
 @pytest.mark.parametrize("kind", [keras.optimizers.Adam, keras.optimizers.RMSprop])
 def test_moments_are_averaged_at_a_meeting_where_asked(kind, traced):
     def moments(averaged, steps):
-        variable = keras.Variable(np.zeros(SHAPE, np.float32), name="w")
         compression = replace(SPARSE, moments="averaged" if averaged else "local")
-        optimizer = hvd.DistributedOptimizer(kind(0.01), compression=compression)
-        step = lambda given: optimizer.apply([given], [variable])  # noqa: E731
-        step = tf.function(step) if traced else step
+        _, optimizer, step = made(compression, traced=traced, optimizer=kind(0.01))
         for number in range(steps):
             step(tf.constant(gradient(number)))
         assert float(optimizer.learning_rate) == pytest.approx(0.01)
@@ -236,5 +235,7 @@ def test_what_cannot_take_local_steps_is_refused():
     plain = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=TopK)
     with pytest.raises(InvalidArgumentError, match=r"meet\(\) needs"):
         meet(plain)
-    with pytest.raises(UnsupportedError, match="overlap must be False in TensorFlow, got 'forw"):
+    with pytest.raises(
+        UnsupportedError, match="overlap must be False in TensorFlow, got 'forward'"
+    ):
         hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=TopK(overlap="forward"))
