@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,8 +62,13 @@ def run(command: list[str], *, timeout: float, **extra: str) -> Job:
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
-        output, _ = process.communicate()
+        # Ranks may have sessions of their own, which torchrun and mpirun end if they can.
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            output, _ = process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
         raise AssertionError(f"still running after {timeout} s: {command}\n{output}") from None
     return Job(process.returncode, output, time.monotonic() - start)
 
@@ -99,6 +107,14 @@ def horovodrun(
 
 
 def free_port() -> int:
-    """Returns a TCP port on which nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """Returns a TCP port on which nobody listens.
+
+    The kernel gives ports of its own range to connections, perhaps before a job listens there; so
+    this is one below that range, if there are any.
+    """
+    limits = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    below = range(10_000, int(limits[0]))
+    for port in (*random.sample(below, min(100, len(below))), 0):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)) as server:
+            return int(server.getsockname()[1])
+    raise AssertionError("no TCP port is free")
