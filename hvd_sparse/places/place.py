@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_sparse.collectives import SHARD_SUM
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.places.step_clock import Clock, CpuClock
 
@@ -23,7 +23,6 @@ class Place(ABC):
             "engine", a separate one.
         has_bus: True if blocks are copied between there and the memory of the CPU.
         refuses: Collectives that do not support gradients there.
-        unpriced: Collectives that no plan chooses there: their costs there are not known.
     """
 
     device: str
@@ -31,7 +30,6 @@ class Place(ABC):
     select_on: ClassVar[str]
     has_bus: ClassVar[bool]
     refuses: ClassVar[tuple[str, ...]]
-    unpriced: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def put(self, values: NDArray[np.float32]) -> Any:
@@ -46,6 +44,10 @@ class Place(ABC):
         """Returns the address of memory from `put`."""
 
     @abstractmethod
+    def free_bytes(self) -> float:
+        """Returns the bytes there that the core may still allocate; inf if that has no limit."""
+
+    @abstractmethod
     def stream(self) -> int:
         """Returns the current stream there; 0 for the CPU."""
 
@@ -56,7 +58,6 @@ class OnDevice(Place):
     select_on = "engine"
     has_bus = True
     refuses = ("hierarchical",)  # it adds up residuals on the CPU
-    unpriced = (SHARD_SUM,)  # copies of all entries across the bus are not measured
 
 
 class OnCpu(Place):
@@ -66,7 +67,6 @@ class OnCpu(Place):
     select_on = "caller"
     has_bus = False
     refuses = ()
-    unpriced = ()
 
     def __init__(self) -> None:
         self.clock = CpuClock()
@@ -82,6 +82,10 @@ class OnCpu(Place):
     def buffer(self, memory: NDArray[np.float32]) -> Buffer:
         """Returns the memory of the array."""
         return Buffer.of(memory)
+
+    def free_bytes(self) -> float:
+        """Returns inf: the memory of a CPU is not counted."""
+        return math.inf
 
     def stream(self) -> int:
         """Returns 0: the CPU has no streams."""

@@ -107,12 +107,20 @@ class Setting:
     def pass_over(self, numel: Array) -> Array:
         """Returns the seconds to add two dense arrays where blocks lie, which is always the CPU."""
         machine = self.machine
-        per_entry = (  # with a device, only the rate of merging is the CPU's
-            machine.merge_seconds_per_entry
-            if machine.on_device
-            else machine.select_seconds_per_entry
-        )
-        return numel * per_entry
+        if not machine.on_device:
+            return numel * machine.select_seconds_per_entry
+        # Profiles of before have of the CPU only the rate of merging.
+        return numel * (machine.pass_seconds_per_entry or machine.merge_seconds_per_entry)
+
+    def take(self, numel: Array) -> Array:
+        """Returns the seconds to accumulate, code and fetch all entries for a dense sum."""
+        machine = self.machine
+        on_device, of_cpu = machine.take_seconds_per_entry, machine.select_seconds_per_entry
+        return numel * (on_device if machine.on_device else of_cpu)
+
+    def write(self, numel: Array) -> Array:
+        """Returns the seconds to copy sums of all entries to the device and write them there."""
+        return numel * self.machine.write_seconds_per_entry
 
     def union(self, k: Array, numel: Array, ranks: int) -> Array:
         """Returns the expected number of entries in the union of `ranks` blocks of k."""

@@ -17,6 +17,7 @@ from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.planning.account import WIRES, Account, Array, Setting
 from hvd_sparse.planning.models import MODELS
 from hvd_sparse.planning.network import Network
+from hvd_sparse.planning.profile import Machine
 
 __all__ = [
     "DENSE_SUMS",
@@ -60,8 +61,13 @@ class Choice(Cost):
     values: str
 
 
-def possible(collective: str, network: Network) -> bool:
+def possible(collective: str, network: Network, machine: Machine | None = None) -> bool:
     """Returns true if a collective can run between these ranks and its cost is known.
+
+    Args:
+        collective: One of `NAMES`.
+        network: The network between the ranks.
+        machine: The machine of each rank; None: any that was measured.
 
     Raises:
         InvalidArgumentError: There is no such collective.
@@ -70,6 +76,8 @@ def possible(collective: str, network: Network) -> bool:
         raise InvalidArgumentError(
             f"collective must be one of {sorted(MODELS)}, got {collective!r}"
         )
+    if collective == SHARD_SUM:
+        return machine is None or machine.knows_dense_sums
     if collective != "hierarchical":
         return True
     several = 1 < network.local_size < network.size and network.size % network.local_size == 0
@@ -84,7 +92,12 @@ def arrays(
     Raises:
         InvalidArgumentError: There is no such collective, or it is not possible here.
     """
-    if not possible(collective, setting.network):
+    if not possible(collective, setting.network, setting.machine):
+        if collective == SHARD_SUM:
+            raise InvalidArgumentError(
+                f"'{collective}' takes a machine whose write_seconds_per_entry was measured, "
+                "for gradients on a device; this one has 0"
+            )
         raise InvalidArgumentError(
             f"'{collective}' takes nodes of several ranks each and their local link, got "
             f"local_size {setting.network.local_size} of {setting.network.size} ranks"
@@ -157,12 +170,12 @@ def cheapest_of(
     Raises:
         InvalidArgumentError: A name is unknown, or none of `allowed` is possible here.
     """
-    names = [name for name in allowed if possible(name, network)]
     settings = [
         Setting(network=network, wire=wire, values=one, **setting)
         for wire in wires
         for one in values
     ]
+    names = [name for name in allowed if possible(name, network, settings[0].machine)]
     settings.sort(key=lambda one: WIRES.index(one.wire))
     host = [Setting(network=network, **setting)]  # whatever the core's own formats are
     every_width = settings[: len(values)]  # a dense sum has no indices

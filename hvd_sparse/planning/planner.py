@@ -137,7 +137,7 @@ def rules_of(compression: Compression, place: Place | type[Place] = OnCpu) -> Ru
         collective_options=compression.collective_options,
         values=VALUES if compression.values == AUTO else (compression.values,),
         dense_values=DENSE_VALUES if compression.values == AUTO else (compression.values,),
-        dense_sums=tuple(name for name in costs.DENSE_SUMS if name not in place.unpriced),
+        dense_sums=costs.DENSE_SUMS,
         sparsifier=as_sparsifier(compression.sparsifier).name,
         select_on=place.select_on,
         reserve=RESERVE,

@@ -28,6 +28,12 @@ class Machine:
         exchange_overhead: Handing one bucket to the exchange's thread, and waking its waiter.
         copy_seconds_per_entry: If gradients lie on a device, copying an entry of a block from there
             to the CPU, and back; half of it each way. Else 0.
+        take_seconds_per_entry: If gradients lie on a device, error feedback, coding and copying to
+            the CPU, per entry of the core's dense sum. Else 0: it takes what selecting takes.
+        pass_seconds_per_entry: If gradients lie on a device, accumulating and selecting on the CPU,
+            which stands for any pass over an array there. Else 0, likewise.
+        write_seconds_per_entry: If gradients lie on a device, copying an entry of a dense sum there
+            and writing it. Else 0.
     """
 
     select_seconds_per_entry: float
@@ -37,6 +43,9 @@ class Machine:
     scatter_seconds_per_entry: float = 0.0
     exchange_overhead: float = 0.0
     copy_seconds_per_entry: float = 0.0
+    take_seconds_per_entry: float = 0.0
+    pass_seconds_per_entry: float = 0.0
+    write_seconds_per_entry: float = 0.0
 
     def __post_init__(self) -> None:
         records.check_finite(self)
@@ -45,6 +54,11 @@ class Machine:
     def on_device(self) -> bool:
         """True if gradients lie on a device."""
         return self.copy_seconds_per_entry > 0
+
+    @property
+    def knows_dense_sums(self) -> bool:
+        """True unless gradients lie on a device whose dense sums were not timed, as once."""
+        return not self.on_device or self.write_seconds_per_entry > 0
 
     def select_seconds(self, numel: int) -> float:
         """Returns the seconds to start a bucket: accumulate, select, hand over."""

@@ -42,6 +42,11 @@ class OnDevice(place.OnDevice):
         """Returns the memory of a tensor."""
         return buffer_of(memory)
 
+    def free_bytes(self) -> float:
+        """Returns what neither torch nor anybody else holds of the device's memory."""
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return float(free)
+
     def stream(self) -> int:
         """Returns torch's current stream."""
         return current_stream(self._device)

@@ -55,6 +55,10 @@ class OnDevice(place.OnDevice):
         """Returns the tensor's memory."""
         return memory.buffer
 
+    def free_bytes(self) -> float:
+        """Returns 0: TensorFlow takes a device's memory for itself, when it starts or later."""
+        return 0.0
+
     def stream(self) -> int:
         """Returns the compute stream."""
         return self._stream

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hvd_sparse import _core
+from hvd_sparse.collectives import SHARD_SUM
 from hvd_sparse.errors import UnavailableError
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
@@ -39,6 +40,10 @@ _NUMEL = 1 << 21
 _SMALL_NUMEL = 1 << 10
 _K = 1 << 14
 _REPETITIONS = 9
+# Free bytes of a device, per entry, for the core's own dense sums: twice what they take at most.
+DENSE_SUM_BYTES = 12
+# Noise can make copying seem to take nothing, and 0 stands for gradients of the CPU.
+_LEAST_COPYING = 1e-9
 
 
 def fit_link(seconds: Mapping[int, float]) -> Link:
@@ -180,11 +185,16 @@ def measure_machine(sparsifier: Sparsifier, place: Place | None = None) -> Machi
     place = place or OnCpu()
     large = _Bucket(sparsifier, _NUMEL, _NUMEL // 1000, place).seconds()
     small = _Bucket(sparsifier, _SMALL_NUMEL, 1, place).seconds()
-    copying = 0.0
+    copying = taking = passing = writing = 0.0
     if place.has_bus:
         full = _Bucket(sparsifier, _NUMEL, _NUMEL // 16, place).seconds()
         more = _NUMEL // 16 - _NUMEL // 1000
-        copying = max(0.0, sum(full) - sum(large)) / more
+        copying = max(_LEAST_COPYING, sum(full) - sum(large)) / more
+        passing = _Bucket(sparsifier, _NUMEL, _NUMEL // 1000, OnCpu()).seconds().select
+    if place.has_bus and place.free_bytes() >= DENSE_SUM_BYTES * _NUMEL:
+        dense = _Bucket(sparsifier, _NUMEL, _NUMEL, place, collective=SHARD_SUM).seconds()
+        taking = dense.select
+        writing = dense.scatter + max(0.0, dense.left - small.left)
     generator = np.random.default_rng(1)
     own, theirs = (
         _core.Block(
@@ -215,6 +225,9 @@ def measure_machine(sparsifier: Sparsifier, place: Place | None = None) -> Machi
         scatter_seconds_per_entry=scatter / _NUMEL,
         exchange_overhead=small.left,
         copy_seconds_per_entry=copying,
+        take_seconds_per_entry=taking / _NUMEL,
+        pass_seconds_per_entry=passing / _NUMEL,
+        write_seconds_per_entry=writing / _NUMEL,
     )
 
 
@@ -271,7 +284,15 @@ class _Seconds(NamedTuple):
 class _Bucket:
     """A bucket of a single rank: all the work of an exchange except messages."""
 
-    def __init__(self, sparsifier: Sparsifier, numel: int, k: int, place: Place) -> None:
+    def __init__(
+        self,
+        sparsifier: Sparsifier,
+        numel: int,
+        k: int,
+        place: Place,
+        *,
+        collective: str = "gtopk",
+    ) -> None:
         self._k = k
         self._place = place
         given = np.random.default_rng(numel).standard_normal(numel, dtype=np.float32)
@@ -285,7 +306,7 @@ class _Bucket:
             segments=[numel],
             max_ks=[self._k],
             sparsifier=sparsifier,
-            collective="gtopk",
+            collective=collective,
             device=place.device,
         )
 

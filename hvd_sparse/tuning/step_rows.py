@@ -44,7 +44,7 @@ def profile_of(
     time of any rank would add up to more, because every one-off delay of a rank would count.
 
     Args:
-        rows: `measured_times` of each rank.
+        rows: `measured_times` of each rank; what follows these is ignored.
         layers: The layers, in the order of these times.
         network: Network between the ranks.
         machine: Machine of the ranks.

@@ -31,10 +31,11 @@ from hvd_sparse.places.step_clock import Reading
 from hvd_sparse.planning import in_16_bits
 from hvd_sparse.planning.calibrate import calibrated, delayed
 from hvd_sparse.planning.network import Network
-from hvd_sparse.planning.plan import BucketPlan, Plan
+from hvd_sparse.planning.plan import DENSE, BucketPlan, Plan
 from hvd_sparse.planning.planner import make_plan, rules_of
 from hvd_sparse.planning.profile import Machine, Profile
 from hvd_sparse.tuning.decision import Channel, Decision
+from hvd_sparse.tuning.measure import DENSE_SUM_BYTES
 from hvd_sparse.tuning.settled_state import SettledState
 from hvd_sparse.tuning.step_rows import (
     Rows,
@@ -181,7 +182,8 @@ class Tuner:
         keeps_order: bool = False,
         place: Place | None = None,
     ) -> None:
-        self._rules = rules_of(compression, place or OnCpu)
+        self._place = place or OnCpu()
+        self._rules = rules_of(compression, self._place)
         select_on = self._rules.select_on
         self.tuning = Tuning(network=network, machine=machine, select_on=select_on)
         self._layers = tuple(layers)
@@ -281,13 +283,14 @@ class Tuner:
             if floor != self._floor and self.tuning.is_far_ahead:
                 self._floor = floor
                 self._enter(Stage.PLANNING)
-                self._decide([floor], self._make_plan_again, self._use_plan_again)
+                measured = [floor, self._place.free_bytes()]
+                self._decide(measured, self._make_plan_again, self._use_plan_again)
             elif floor != self._floor or self._steps >= self.tuning.settled_steps:
                 self._enter(Stage.DENSE, sparse=False)
         elif stage is Stage.DENSE and timed:
             self._floor = floor
             times = [read() for read in self._readings]
-            measured = measured_times(times, len(self._layers))
+            measured = [*measured_times(times, len(self._layers)), self._place.free_bytes()]
             self._enter(Stage.PLANNING)
             self._decide(measured, self._make_plan, self._use_plan)
         elif stage is Stage.SPARSE and timed:
@@ -329,14 +332,20 @@ class Tuner:
         return profile if dense_step is None else calibrated(profile, dense_step)
 
     def _make_plan(self, rows: Rows) -> str:
-        return self._plan_for(self._profile(rows)).to_json()
+        return self._plan_for(self._profile(rows), dense_sums=self._fitting(rows)).to_json()
 
-    def _make_plan_again(self, _: Rows) -> str:
+    def _make_plan_again(self, rows: Rows) -> str:
         assert self.tuning.profile is not None
-        return self._plan_for(self.tuning.profile).to_json()
+        return self._plan_for(self.tuning.profile, dense_sums=self._fitting(rows)).to_json()
 
     def _plan_for(self, profile: Profile, **rules: Any) -> Plan:
         return make_plan(profile, replace(self._rules, density=self._floor, **rules))
+
+    def _fitting(self, rows: Rows) -> Sequence[str]:
+        """Returns the dense sums for which there is memory on all ranks, whose rows end with it."""
+        needed = DENSE_SUM_BYTES * sum(layer.numel for layer in self._layers)
+        fits = min(row[-1] for row in rows) >= needed
+        return self._rules.dense_sums if fits else (DENSE,)
 
     def _use_plan(self, rows: Rows, decided: str) -> None:
         dense = known(slowest_step(rows))

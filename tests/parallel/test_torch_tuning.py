@@ -10,12 +10,12 @@ import torch
 
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.pytorch import optimizer as optimizers
-from hvd_sparse.pytorch.places import OnDevice
 from hvd_sparse.torch import replan, stats, tuning
 from hvd_sparse.tuning.tuner import Stage
-from tests.device_time import LateEvent, late_clock
+from tests.device_time import LateEvent
 from tests.framework_laws import laws_in
 from tests.framework_laws import tuning as tuning_laws
+from tests.late_device import LateDevice
 from tests.parallel.torch_ranks import (
     ON_ANY_RANK,
     Toy,
@@ -130,10 +130,7 @@ def test_with_other_nodes_residuals_go_on_and_the_plan_does_not(verdict, caplog)
 @several_ranks
 def test_gradients_of_a_device_are_tuned_by_its_own_time(verdict, monkeypatch):
     verdict(sparse=True)
-    cpu = torch.device("cpu")
-    monkeypatch.setattr(
-        optimizers, "place_of", lambda _, exchange: OnDevice(cpu, late_clock(exchange))
-    )
+    monkeypatch.setattr(optimizers, "place_of", lambda _, exchange: LateDevice(exchange))
     asked, backward = [], Toy.backward
 
     def watched(model, gradients):

@@ -135,6 +135,42 @@ def test_a_shard_sum_on_a_fast_network_takes_its_passes_over_memory():
     assert 0.03 <= found.seconds <= 0.06  # taking, adding, writing, and the last chunk again
 
 
+def test_a_shard_sum_of_a_device_takes_there_and_adds_up_on_the_cpu_while_it_writes():
+    network, numel = Network.assumed(4, 1e30, 0.0), 10_000_000
+
+    def found(**machine):
+        device = replace(IDLE, copy_seconds_per_entry=1e-12, write_seconds_per_entry=1e-15)
+        return of("shard_sum", numel=numel, network=network, machine=replace(device, **machine))
+
+    taken = found(take_seconds_per_entry=1e-9, select_seconds_per_entry=1.0)
+    assert taken.taking == pytest.approx(1e-9 * numel)
+    assert taken.seconds == pytest.approx(taken.taking, rel=1e-3)
+    rates = {"pass_seconds_per_entry": 1e-9, "write_seconds_per_entry": 1.5e-9}
+    added_up = found(**rates).seconds
+    assert 0.02 <= added_up <= 0.03
+    assert found(**rates | {"merge_seconds_per_entry": 1.0}).seconds == added_up
+    assert found(**rates | {"write_seconds_per_entry": 4e-9}).seconds == pytest.approx(2 * added_up)
+
+
+def test_a_shard_sum_of_devices_sends_all_between_nodes():
+    nodes = Network.assumed(8, 1.0, 0.0, local_size=4, local=Link(alpha=0.0, beta=1e-9))
+    device = replace(IDLE, copy_seconds_per_entry=1e-12, write_seconds_per_entry=1e-15)
+    found = of("shard_sum", numel=10_000_000, network=nodes, machine=device)
+    assert found.bytes == pytest.approx(2 * (7 / 8) * 4 * 10_000_000, rel=1e-3)
+
+
+def test_a_shard_sum_that_was_never_timed_on_a_device_has_no_price():
+    device = replace(IDLE, copy_seconds_per_entry=1e-9)
+    slow_host = replace(BYTES, dense=Link(alpha=0.0, beta=1e9))
+    one = {"k": 1, "numel": 10_000_000, "allowed": costs.DENSE_SUMS, "network": slow_host}
+    assert not costs.possible("shard_sum", slow_host, device)
+    assert costs.cheapest(machine=device, **one).collective == "dense"
+    timed = replace(device, write_seconds_per_entry=1e-9)
+    assert costs.cheapest(machine=timed, **one).collective == "shard_sum"
+    with pytest.raises(InvalidArgumentError, match="write_seconds_per_entry was measured"):
+        of("shard_sum", machine=device)
+
+
 def test_the_cheapest_dense_sum_and_its_values():
     slow_host = replace(BYTES, dense=Link(alpha=0.0, beta=10.0))
     one = {"k": 1, "numel": 10_000_000, "machine": IDLE, "allowed": costs.DENSE_SUMS}
@@ -206,6 +242,8 @@ def test_arrays_are_added_up_where_blocks_lie():
     slow = dense_sum(select_seconds_per_entry=1.0, **device)
     assert slow == dense_sum(**device)
     assert slow - dense_sum(copy_seconds_per_entry=1e-9) == pytest.approx(of_cpu)
+    timed = dense_sum(**device | {"pass_seconds_per_entry": 2e-3, "merge_seconds_per_entry": 0})
+    assert timed - dense_sum(copy_seconds_per_entry=1e-9) == pytest.approx(2 * of_cpu)
 
 
 def test_allgather_merges_every_block_of_any_number_of_ranks():

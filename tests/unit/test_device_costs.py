@@ -16,7 +16,9 @@ from hvd_sparse.planning.network import GpuLinks, Link, Network
 from hvd_sparse.planning.routes import CALLS, ROUNDS, ROUTES, STEP
 from tests.profiles import IDLE, MACHINE, between_devices, gigabits
 
-ON_DEVICE = replace(MACHINE, copy_seconds_per_entry=3e-9, exchange_overhead=7e-5)
+ON_DEVICE = replace(
+    MACHINE, copy_seconds_per_entry=3e-9, write_seconds_per_entry=5e-10, exchange_overhead=7e-5
+)
 
 
 @pytest.mark.parametrize(

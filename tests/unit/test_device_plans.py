@@ -73,6 +73,23 @@ def test_a_bucket_is_predicted_what_its_route_takes():
             assert bucket.route == route
 
 
+def test_a_plan_takes_our_dense_sum_where_it_was_timed():
+    # Backward hides many entries, and every layer may be dense.
+    profile = replace(deep_profile(40, rate=10, size=4), machine=ON_DEVICE)
+    rules = rules_of(LAGS(), OnDevice)
+    assert not {one.collective for one in make_plan(profile, rules).buckets} & {"shard_sum"}
+    timed = replace(
+        ON_DEVICE,
+        take_seconds_per_entry=1e-10,
+        pass_seconds_per_entry=9e-10,
+        write_seconds_per_entry=5e-10,
+    )
+    plan = make_plan(replace(profile, machine=timed), rules)
+    assert {("shard_sum", "int8", CALLS)} <= {
+        (one.collective, one.values, one.route) for one in plan.buckets
+    }
+
+
 def test_values_that_travel_narrow_go_by_the_cpus():
     rules = Rules(collectives=("gtopk",), values=("bfloat16",), dense=False)
     assert make_plan(profile_on_devices(100), rules) == make_plan(profile_on_devices(None), rules)
@@ -126,6 +143,16 @@ def test_a_profile_of_before_has_no_devices():
     content = json.loads(before.to_json())
     del content["network"]["devices"]
     assert Profile.from_json(json.dumps(content)) == before
+
+
+def test_a_profile_of_before_has_no_times_of_dense_sums():
+    before = profile_on_devices(None)
+    content = json.loads(before.to_json())
+    for name in ("take", "pass", "write"):
+        del content["machine"][f"{name}_seconds_per_entry"]
+    after = Profile.from_json(json.dumps(content))
+    assert after == before
+    assert not after.machine.knows_dense_sums
 
 
 def test_it_is_explained_by_whose_links_each_bucket_goes():

@@ -53,7 +53,9 @@ def test_our_own_step_in_16_bits_sends_half_of_the_bytes():
     assert exposed > in_float32.seconds / 2 - profile.backward
 
 
-def test_our_own_sum_takes_no_gradients_on_devices():
+def test_a_device_has_our_own_step_if_our_sum_was_timed_there():
     machine = replace(IDLE, copy_seconds_per_entry=1e-9)
     model = profile_of([10], [1.0], network=gigabits(1, 4), machine=machine)
     assert in_16_bits.own_step(model) is None
+    machine = replace(machine, write_seconds_per_entry=1e-9)
+    assert in_16_bits.own_step(replace(model, machine=machine)) > model.compute

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,12 +16,12 @@ from hvd_sparse.errors import UnavailableError
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.place import OnCpu
 from hvd_sparse.planning.network import Link
-from hvd_sparse.pytorch.places import OnDevice
 from hvd_sparse.ranks.world import World
 from hvd_sparse.sparsifiers import as_sparsifier
 from hvd_sparse.tuning import measure
 from hvd_sparse.tuning.measure import fit_gap, fit_link, measure_machine, measure_network
-from tests.device_time import LateEvent, late_clock
+from tests.device_time import LateEvent
+from tests.late_device import LateDevice
 from tests.profiles import MACHINE
 
 SIZES = (1 << 10, 32 << 10, 512 << 10)
@@ -72,35 +71,54 @@ def test_every_time_of_a_machine_is_a_time(sparsifier):
 def test_waiting_for_a_devices_clock_is_not_in_what_is_measured(monkeypatch):
     monkeypatch.setattr(LateEvent, "DELAY", 0.03)
     exchange = Exchange.over_loopback(_core.LoopbackWorld(1), 0)
-    place = OnDevice(torch.device("cpu"), late_clock(exchange))
-    machine = measure_machine(as_sparsifier("gaussian"), place)
+    machine = measure_machine(as_sparsifier("gaussian"), LateDevice(exchange))
     assert 1e-12 < machine.select_seconds_per_entry < 1e-6
     assert 1e-12 < machine.scatter_seconds_per_entry < 1e-6
     assert 0 < machine.exchange_overhead < LateEvent.DELAY / 2
 
 
+class _Bus(OnCpu):
+    has_bus = True
+
+
 @pytest.mark.parametrize("has_bus", [False, True])
 def test_times_of_buckets_are_told_apart(monkeypatch, has_bus):
     class Bucket:
-        def __init__(self, sparsifier, numel, k, place):
-            self._numel, self._k = numel, k
+        def __init__(self, sparsifier, numel, k, place, *, collective="gtopk"):
+            self._numel, self._k, self._place = numel, k, place
+            self._is_dense = collective == "shard_sum"
 
         def seconds(self):
+            if self._is_dense:
+                numel = self._numel
+                return measure._Seconds(numel * 7e-10, numel * 5e-10, 5e-5 + numel * 1e-10)
+            if has_bus and not isinstance(self._place, _Bus):
+                return measure._Seconds(self._numel * 9e-10, 0.0, 0.0)
             crossing = self._k * 4e-9 if has_bus else 0.0
             written_later = self._numel * 3e-10 if has_bus else 0.0
             select, scatter = 1e-5 + self._numel * 1e-9 + crossing, self._numel * 2e-10 + crossing
             return measure._Seconds(select, scatter, 5e-5 + written_later)
 
     monkeypatch.setattr(measure, "_Bucket", Bucket)
-    monkeypatch.setattr(OnCpu, "has_bus", has_bus)
-    machine = measure_machine(as_sparsifier("gaussian"))
+    machine = measure_machine(as_sparsifier("gaussian"), _Bus() if has_bus else None)
     on_device = {True: 1.0, False: 0.0}[has_bus]
     assert machine.copy_seconds_per_entry == pytest.approx(8e-9 * on_device)
     assert machine.exchange_overhead == pytest.approx(5e-5, rel=0.01)
     assert machine.select_overhead == pytest.approx(1e-5, rel=0.2)
     assert machine.select_seconds_per_entry == pytest.approx(1e-9, rel=0.02)
+    assert machine.take_seconds_per_entry == pytest.approx(7e-10 * on_device)
+    assert machine.pass_seconds_per_entry == pytest.approx(9e-10 * on_device)
+    assert machine.write_seconds_per_entry == pytest.approx(6e-10 * on_device, rel=0.01)
     written = 2e-10 + on_device * (3e-10 + 4e-9 / 1000)
     assert machine.scatter_seconds_per_entry == pytest.approx(written, rel=0.01)
+
+
+def test_dense_sums_are_not_timed_where_they_have_no_memory(monkeypatch):
+    monkeypatch.setattr(_Bus, "free_bytes", lambda _: 0.0)
+    machine = measure_machine(as_sparsifier("gaussian"), _Bus())
+    assert machine.on_device
+    assert machine.pass_seconds_per_entry > 0
+    assert not machine.knows_dense_sums
 
 
 @pytest.mark.parametrize(

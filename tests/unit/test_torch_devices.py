@@ -170,3 +170,6 @@ def test_every_time_of_a_device_is_a_time():
     assert 1e-11 < machine.merge_seconds_per_entry < 1e-6
     assert 0 < machine.scatter_seconds_per_entry < 1e-6
     assert 1e-12 < machine.copy_seconds_per_entry < 1e-5
+    assert 1e-12 < machine.take_seconds_per_entry < 1e-6
+    assert 1e-12 < machine.pass_seconds_per_entry < 1e-6
+    assert 1e-12 < machine.write_seconds_per_entry < 1e-6

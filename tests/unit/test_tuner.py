@@ -104,7 +104,7 @@ class World:
         return arrived
 
 
-def tuners(size=3, compression=None, place=None, dense16=None):
+def tuners(size=3, compression=None, places=None, dense16=None):
     world = World(size)
     link = Link(alpha=1e-4, beta=1e-8)
     network = Network(size=size, links=((1, link), (2, link)), dense=link, dense16=dense16)
@@ -116,7 +116,7 @@ def tuners(size=3, compression=None, place=None, dense16=None):
             machine=MACHINE,
             channel=world.channel(rank),
             rank=rank,
-            place=place,
+            place=None if places is None else places[rank],
         )
         for rank in range(size)
     ]
@@ -167,6 +167,25 @@ def test_it_goes_sparse_where_that_is_faster(planned, caplog):
     assert ranks[2].tuning.sparse_seconds == 0.5
     assert ranks[2].tuning.dense_seconds == 1.0
     assert [record.levelname for record in caplog.records] == ["INFO"]
+
+
+@pytest.mark.parametrize(("free", "fits"), [((math.inf,) * 3, True), ((math.inf, 1e5, 1e9), False)])
+def test_our_dense_sums_need_memory_on_every_rank(monkeypatch, free, fits):
+    rules = []
+
+    def make_plan(_, allowed):
+        rules.append(allowed)
+        return SPARSE
+
+    class Device(OnCpu):
+        def __init__(self, free):
+            super().__init__()
+            self.free_bytes = lambda: free
+
+    monkeypatch.setattr(tuning, "make_plan", make_plan)
+    ranks = tuners(places=[Device(one) for one in free])
+    run(ranks, 20, lambda sparse: 0.5 if sparse else 1.0)
+    assert [one.dense_sums for one in rules] == [("dense", "shard_sum") if fits else ("dense",)]
 
 
 # Sums of float16: as fast as those of float32, byte for byte; slower than a whole step in float32.
@@ -351,7 +370,7 @@ def test_a_device_is_planned_for_as_it_works(monkeypatch):
 
     monkeypatch.setattr(tuning, "make_plan", make_plan)
     for place in (None, Device()):
-        ranks = tuners(1, place=place)
+        ranks = tuners(1, places=[place])
         run(ranks, 20, lambda sparse: 1.0)
         assert ranks[0].tuning.select_on == ("caller" if place is None else "engine")
     on_cpu, on_device = seen

@@ -23,17 +23,18 @@ def cost(a: Account) -> None:
     """
     network, setting = a.setting.network, a.setting
     local_size, local = network.local_size, network.local
-    a.taking = setting.pass_over(a.numel)
+    a.taking = setting.take(a.numel)
     a.seconds = setting.machine.exchange_overhead + a.taking
     numel, size, link, gap = a.numel, network.size, network.link, network.gap
     sums_nodes = _core.sums_nodes(SHARD_SUM, size=size, local_size=local_size)
-    if sums_nodes and local is not None and size % local_size == 0:
+    adds_up_nodes = sums_nodes and not setting.machine.on_device
+    if adds_up_nodes and local is not None and size % local_size == 0:
         within = 2 * (local_size - 1) * VALUE_BYTES * numel / local_size
         a.send(within, local, 2 * (local_size - 1))
         a.work(2 * setting.pass_over(numel))
         numel, size, link = numel / local_size, network.nodes, network.at(local_size)
     if size == 1:
-        a.work(setting.pass_over(numel))
+        a.work(np.maximum(setting.pass_over(numel), setting.write(numel)))
         return
     _between(a, numel, size, link, link.alpha if gap is None else gap)
 
@@ -53,6 +54,7 @@ def _between(a: Account, numel: Array, size: int, link: Link, gap: float) -> Non
     chunks = np.maximum(1.0, np.ceil(half / _core.shard_sum_round_bytes))
     headers = 2 * others * chunks * HEADER_BYTES
     moving = link.beta * (2 * half + headers) + 2 * others * chunks * gap
-    beside = PASSES_BESIDE * setting.pass_over(numel)
+    # The CPU adds up while a device writes.
+    beside = np.maximum(PASSES_BESIDE * setting.pass_over(numel), setting.write(numel))
     a.work(2 * link.alpha + np.maximum(moving, beside) + beside / chunks)
     a.bytes = a.bytes + 2 * half + headers
