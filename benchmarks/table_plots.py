@@ -61,7 +61,7 @@ def plot_rates(rows: Sequence[Measurement], file: Path) -> None:
         style = _STYLES.get(method, {"linestyle": ":"})
         seconds = [row.seconds[method] for row in rows]
         (line,) = steps.plot(rates, seconds, marker=".", label=method, **style)
-        if method != COMPUTE and method not in DENSE:
+        if method.startswith("LAGS"):
             beyond = [100 * (row.seconds[method] / row.compute - 1) for row in rows]
             added.plot(rates, beyond, marker=".", **{**style, "color": line.get_color()})
     steps.plot(rates, [row.bound for row in rows], "-.", color="0.5", label=BOUND)
