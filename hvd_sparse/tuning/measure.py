@@ -191,10 +191,10 @@ def measure_machine(sparsifier: Sparsifier, place: Place | None = None) -> Machi
         more = _NUMEL // 16 - _NUMEL // 1000
         copying = max(_LEAST_COPYING, sum(full) - sum(large)) / more
         passing = _Bucket(sparsifier, _NUMEL, _NUMEL // 1000, OnCpu()).seconds().select
-    if place.has_bus and place.free_bytes() >= DENSE_SUM_BYTES * _NUMEL:
-        dense = _Bucket(sparsifier, _NUMEL, _NUMEL, place, collective=SHARD_SUM).seconds()
-        taking = dense.select
-        writing = dense.scatter + max(0.0, dense.left - small.left)
+        if place.free_bytes() >= DENSE_SUM_BYTES * _NUMEL:
+            dense = _Bucket(sparsifier, _NUMEL, _NUMEL, place, collective=SHARD_SUM).seconds()
+            taking = dense.select
+            writing = dense.scatter + max(0.0, dense.left - small.left)
     generator = np.random.default_rng(1)
     own, theirs = (
         _core.Block(

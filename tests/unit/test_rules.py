@@ -51,7 +51,7 @@ def test_a_device_selects_beside_and_takes_no_sums_of_a_node():
     assert rules.select_on == "engine"
     assert rules.allowed == rules_of(LAGS()).allowed
     assert set(rules.allowed).isdisjoint(OnDevice.refuses)
-    assert rules.dense_sums == rules_of(LAGS()).dense_sums
+    assert rules.dense_sums == ("dense", "shard_sum")
 
 
 @pytest.mark.parametrize("rate", [0.1, 1, 10])

@@ -6,7 +6,7 @@ import numpy as np
 
 from hvd_sparse import _core
 from hvd_sparse.collectives import SHARD_SUM
-from hvd_sparse.planning.account import HEADER_BYTES, VALUE_BYTES, Account, Array
+from hvd_sparse.planning.account import HEADER_BYTES, VALUE_BYTES, Account, Array, Setting
 from hvd_sparse.planning.network import Link
 
 # Passes over all entries beside the messages: decoding and adding every rank's part of the own
@@ -34,7 +34,7 @@ def cost(a: Account) -> None:
         a.work(2 * setting.pass_over(numel))
         numel, size, link = numel / local_size, network.nodes, network.at(local_size)
     if size == 1:
-        a.work(np.maximum(setting.pass_over(numel), setting.write(numel)))
+        a.work(_beside(setting, numel, 1))
         return
     _between(a, numel, size, link, link.alpha if gap is None else gap)
 
@@ -54,7 +54,12 @@ def _between(a: Account, numel: Array, size: int, link: Link, gap: float) -> Non
     chunks = np.maximum(1.0, np.ceil(half / _core.shard_sum_round_bytes))
     headers = 2 * others * chunks * HEADER_BYTES
     moving = link.beta * (2 * half + headers) + 2 * others * chunks * gap
-    # The CPU adds up while a device writes.
-    beside = np.maximum(PASSES_BESIDE * setting.pass_over(numel), setting.write(numel))
+    beside = _beside(setting, numel, PASSES_BESIDE)
     a.work(2 * link.alpha + np.maximum(moving, beside) + beside / chunks)
     a.bytes = a.bytes + 2 * half + headers
+
+
+def _beside(setting: Setting, numel: Array, passes: int) -> Array:
+    """Returns the seconds of so many passes of the CPU, while a device writes."""
+    seconds: Array = np.maximum(passes * setting.pass_over(numel), setting.write(numel))
+    return seconds
