@@ -128,8 +128,8 @@ struct Conditions {
 /// A rank with `count` buckets.
 struct OwnRank {
   const std::shared_ptr<LoopbackWorld> world;
-  std::unique_ptr<Exchange> exchange;
   std::deque<OwnBucket> buckets;
+  std::unique_ptr<Exchange> exchange;  // closed first: it returns what it took to the buckets
 
   OwnRank(const Conditions& conditions, int rank, int count)
       : world(conditions.world),

@@ -276,6 +276,7 @@ int ncclGroupEnd() {
   comm->Post([comm, late = behind.load(), now = std::move(operations),
               error = breaks ? next_error.exchange(kSuccess) : kSuccess] {
     const int result = error != kSuccess ? error : comm->Run(now, late);
+    if (result != kSuccess) comm->state = result;  // before the device may seem done
     --unfinished;
     return result;
   });
