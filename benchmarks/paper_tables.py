@@ -108,7 +108,7 @@ def results_of(table: str, rows: Sequence[Measurement], settings: dict[str, Any]
     """Returns the tables to show: times, ratios and predictions."""
     verified = all(row.verified for row in rows)
     if table == "sweep":
-        meaning = [envelope_row(row, "LAGS") for row in rows]
+        meaning = [envelope_row(row, "LAGS") for row in rows if "LAGS" in row.seconds]
     else:
         meaning = [
             ratios_row(row, method, "SLGS")

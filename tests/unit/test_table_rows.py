@@ -342,6 +342,15 @@ def test_a_row_that_does_not_fit_runs_with_fewer_ranks_and_says_so():
     assert "16 ranks: 32 do not fit into memory" in result.notes
 
 
+def test_a_sweep_without_lags_has_its_times(tmp_path):
+    row = measurement(**{"compute only": 0.5, "dense, MPI": 2.0, "Dense, int8": 0.6})
+    seconds, meaning, _ = results_of("sweep", [row], {})
+    assert "Dense, int8 (s)" in seconds.markdown()
+    assert not meaning.rows
+    meaning.show()
+    plot_rates([row], tmp_path / "sweep.png")
+
+
 def test_tables_and_pictures_can_be_made_of_rows(tmp_path):
     for table, plot in (("lags", plot_methods), ("sweep", plot_rates)):
         seconds, meaning, model = results_of(table, [ROW, ROW], {})
