@@ -95,6 +95,7 @@ struct ncclComm {
   std::thread worker;
 
   void Post(std::function<int()> job) {
+    ++unfinished;
     const std::lock_guard lock(mutex);
     jobs.push_back(std::move(job));
     wake.notify_all();
@@ -111,6 +112,7 @@ struct ncclComm {
       lock.unlock();
       const int result = job();
       if (result != kSuccess || state == kInProgress) state = result;
+      --unfinished;  // after the state: a device that seems done has told its errors
       lock.lock();
     }
   }
@@ -270,15 +272,11 @@ int ncclGroupEnd() {
   const Inside inside;  // from here on: callers' streams follow their own work
   ncclComm* const comm = grouped;
   grouped = nullptr;
-  ++unfinished;
   if (!behind) comm->state = kInProgress;
   const bool breaks = next_error != kSuccess && groups_before_it-- == 0;
   comm->Post([comm, late = behind.load(), now = std::move(operations),
               error = breaks ? next_error.exchange(kSuccess) : kSuccess] {
-    const int result = error != kSuccess ? error : comm->Run(now, late);
-    if (result != kSuccess) comm->state = result;  // before the device may seem done
-    --unfinished;
-    return result;
+    return error != kSuccess ? error : comm->Run(now, late);
   });
   operations.clear();
   return behind ? kSuccess : kInProgress;
