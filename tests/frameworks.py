@@ -122,6 +122,8 @@ class Framework(ABC):
             on the CPU are searched.
         scales_narrow: True if the loss can be scaled where gradients are float16 or bfloat16.
         shares_residuals: True if "hierarchical" can add up the residuals of a node.
+        undoes_skipped: True if a step that the loss scaling skips leaves no trace; otherwise
+            residuals keep its finite gradients.
         steps_on_device: True if a bucket with `gaussian` and `gtopk` takes its step on the device,
             which selects other entries where a threshold has missed.
     """
@@ -135,6 +137,7 @@ class Framework(ABC):
     tells_faults: bool = True
     scales_narrow: bool = True
     shares_residuals: bool = True
+    undoes_skipped: bool = False
     steps_on_device: bool = False
 
     @abstractmethod

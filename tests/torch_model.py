@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager
+from abc import abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,9 @@ from hvd_sparse.tuning.tuner import Tuning
 from tests import frameworks
 from tests.frameworks import Arrays
 from tests.gpus import DEVICE
+
+# The ways in which a program throws gradients away.
+WAYS_TO_DROP = ("optimizer", "optimizer, in place", "module", "module, in place", "missing")
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray:
@@ -87,7 +91,69 @@ class TorchModel(frameworks.Model):
     def _results(self) -> Arrays:
         """Returns the gradients that there are."""
         found = {name: param.grad for name, param in self._module.named_parameters()}
+        types = {param.dtype for param in self._module.parameters()}
+        assert all(grad is None or grad.dtype in types for grad in found.values())
         return {name: array_of(grad) for name, grad in found.items() if grad is not None}
+
+    def step(
+        self, gradients: Arrays, *, explicitly: bool = False, without: str | None = None
+    ) -> Arrays | None:
+        """Takes a step; see `frameworks.Model`.
+
+        Args:
+            gradients: This rank's gradients.
+            explicitly: True if the program asks for averages before it steps.
+            without: A parameter whose average is thrown away then.
+        """
+        self._steps += 1
+        self._zero()
+        self._backward(gradients)
+        if self._scaler is not None:
+            before = self._scaler.get_scale()
+            self._scaled_step(self._scaler)
+            self._scaler.update()
+            if self._scaler.get_scale() < before:
+                return None
+        elif explicitly:
+            self._average()
+            if without is not None:
+                getattr(self._module, without).grad = None
+            with self._not_synchronizing():
+                self._optimizer.step()
+        else:
+            self._optimizer.step()
+        return self._results()
+
+    def drop(self, gradients: Arrays, way: str) -> None:
+        """Computes averages and throws them away, in one of WAYS_TO_DROP."""
+        self._zero()
+        self._backward(gradients)
+        self._average()
+        if way == "missing":
+            for parameter in self._module.parameters():
+                parameter.grad = None
+            return
+        owner, _, how = way.partition(", ")
+        dropping = self._optimizer if owner == "optimizer" else self._module
+        dropping.zero_grad(set_to_none=not how)
+
+    def _zero(self) -> None:
+        self._optimizer.zero_grad(set_to_none=self._steps % 2 == 0)
+
+    @abstractmethod
+    def _backward(self, gradients: Arrays) -> None:
+        """Computes the gradients of a step, in all its passes."""
+
+    @abstractmethod
+    def _scaled_step(self, scaler: torch.amp.GradScaler) -> None:
+        """Takes a step with a scaler, but for its update()."""
+
+    def _average(self) -> None:
+        """Makes gradients averages, if backward has not."""
+
+    def _not_synchronizing(self) -> AbstractContextManager[None]:
+        """Returns a context in which step() takes the averages as they are."""
+        return nullcontext()
 
     def prepare(self) -> None:
         pass  # the exchange is built with the optimizer
@@ -146,6 +212,7 @@ class TorchFramework(frameworks.Framework):
 
     tells_faults = DEVICE.type == "cpu"
     scales_narrow = DEVICE.type == "cpu"  # torch's GradScaler takes no such gradients on a GPU
+    undoes_skipped = True
     shares_residuals = DEVICE.type == "cpu"
     steps_on_device = DEVICE.type != "cpu" and os.environ.get("HVD_SPARSE_NCCL") == "1"
 

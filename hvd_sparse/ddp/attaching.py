@@ -78,7 +78,9 @@ def attach(
     if way is not None:
         try:
             if isinstance(way, BucketSteps):
-                ddp.register_comm_hook(Deliveries(attachment.renewal), hook)
+                deliveries = Deliveries(attachment.renewal)
+                ddp.register_comm_hook(deliveries, hook)
+                ddp.register_forward_pre_hook(deliveries)
             else:  # local steps take the ranks' own gradients
                 ddp.register_comm_hook(None, own_gradients)
         except BaseException as error:

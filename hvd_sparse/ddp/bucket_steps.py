@@ -19,7 +19,7 @@ from torch.futures import Future
 from hvd_sparse.errors import GradientInFlightError, HvdSparseError, NonFiniteGradientError
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange, Phase
 from hvd_sparse.pytorch.renewal import Renewal
-from hvd_sparse.pytorch.slots import DeliveredSlot, Slot
+from hvd_sparse.pytorch.slots import DeliveredSlot
 from hvd_sparse.pytorch.step_way import PlainSteps
 
 _Future = Future[torch.Tensor]
@@ -39,6 +39,11 @@ class BucketSteps(PlainSteps):
         self._slot_of = {id(slot.param): slot for slot in exchange.slots}
         self._average: tuple[torch.Tensor, int] | None = None
 
+    def before_forward(self) -> None:
+        """Watches gradients from now on, if a forward pass follows a step that was not applied."""
+        if self.exchange.phase is Phase.EXCHANGED:
+            self.discards.watch()
+
     def deliver(self, bucket: GradBucket) -> None:
         """Takes the gradients of a bucket, and starts what is complete with them."""
         buffer = bucket.buffer()
@@ -46,7 +51,6 @@ class BucketSteps(PlainSteps):
             slot = self._slot_of.get(id(param))
             if slot is not None:  # one without elements has none
                 assert isinstance(slot, DeliveredSlot)
-                self._check_not_an_average(slot)
                 slot.delivered = view
                 self.exchange.arrived(slot)
         try:
@@ -106,21 +110,9 @@ class BucketSteps(PlainSteps):
                     "outside of no_sync(), with a gradient for every parameter"
                 )
 
-    def _check_not_an_average(self, slot: Slot) -> None:
-        if self.exchange.phase is not Phase.EXCHANGED or not self.exchange.momentum.exists:
-            return
-        # Outside of backward, DDP's join() delivers zeros for a rank that has run out of data.
-        if _in_backward():
-            error = GradientInFlightError(
-                f"a gradient was added to the average of '{slot.name}', to which momentum was "
-                "applied: run all but the last loss.backward() of a step within no_sync(); call "
-                "optimizer.zero_grad() if the step was to be skipped; or set momentum_correction=0"
-            )
-            raise self.exchange.end(error)
-
 
 class Deliveries:
-    """The state of the communication hook on one DDP module.
+    """The hooks of an exchange on one DDP module: before its forward pass, and for its buckets.
 
     Copies of the module, and what is pickled of it, have no exchange: DDP gives them no hook.
 
@@ -135,6 +127,12 @@ class Deliveries:
     def __reduce__(self) -> tuple[Any, ...]:
         return _no_deliveries, ()
 
+    def __call__(self, *_: Any) -> None:
+        """Called before the module's forward pass."""
+        steps = self._steps()
+        if steps is not None:
+            steps.before_forward()
+
     def deliver(self, bucket: GradBucket) -> _Future:
         """Takes a bucket; with the last one, ends the step.
 
@@ -142,6 +140,11 @@ class Deliveries:
             A future of the bucket's memory, with the averages.
         """
         steps = self._steps()
+        if steps is None:
+            raise HvdSparseError(
+                "the optimizer that was attached to this DistributedDataParallel no longer "
+                "exists, or its exchange was never built: wrap the module again"
+            )
         buffer = bucket.buffer()
         future = _future_of(buffer)
         if bucket.index() == 0:
@@ -153,22 +156,37 @@ class Deliveries:
             waiting, self._waiting = self._waiting, []
             for one, result in waiting:
                 one.set_result(result)
-            _after_ddp(steps, refused)
+            self._after_ddp(steps, refused)
         return future
 
-    def _steps(self) -> BucketSteps:
+    def _after_ddp(self, steps: BucketSteps, refused: NonFiniteGradientError | None) -> None:
+        """Ends the step, or raises its error, once DDP has ended its own, and can go on.
+
+        DDP queues its end after the hook of the last bucket, so what that queues comes first, and
+        what this in turn queues comes last.
+        """
+        if not _in_backward():  # DDP's join() takes this step for a rank that has run out of data
+            if refused is not None:
+                raise refused
+            steps.exchange.release()
+            return
+
+        def at_the_end() -> None:
+            if refused is not None:
+                raise refused
+            steps.note_average()
+
+        engine = torch.autograd.Variable._execution_engine
+        engine.queue_callback(lambda: engine.queue_callback(at_the_end))
+
+    def _steps(self) -> BucketSteps | None:
         renewal = self._renewal()
         way = None if renewal is None else renewal.way
-        if way is None:
-            raise HvdSparseError(
-                "the optimizer that was attached to this DistributedDataParallel no longer "
-                "exists, or its exchange was never built: wrap the module again"
-            )
-        assert isinstance(way, BucketSteps)
+        assert way is None or isinstance(way, BucketSteps)
         return way
 
 
-def _no_deliveries() -> None:
+def _no_deliveries() -> Deliveries | None:
     return None
 
 
@@ -190,23 +208,3 @@ def _future_of(buffer: torch.Tensor) -> _Future:
 
 def _in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() >= 0)
-
-
-def _after_ddp(steps: BucketSteps, refused: NonFiniteGradientError | None) -> None:
-    """Raises an error out of loss.backward(), once DDP has ended its own step, and can go on.
-
-    DDP queues its end after the hook of the last bucket, so what that queues comes first, and what
-    this in turn queues comes last.
-    """
-    if not _in_backward():
-        if refused is not None:
-            raise refused
-        return
-
-    def at_the_end() -> None:
-        if refused is not None:
-            raise refused
-        steps.note_average()
-
-    engine = torch.autograd.Variable._execution_engine
-    engine.queue_callback(lambda: engine.queue_callback(at_the_end))

@@ -78,13 +78,13 @@ class Attachment:
         """
         self.renewal.renew()
         if self.way is not None:
-            self.way.exchange.rates.clipping_seen()
+            self.way.lend_averages()
             self.way.synchronize()
 
     def skip_synchronize(self) -> AbstractContextManager[None]:
         """Returns a context in which step() does not synchronize; for use after synchronize()."""
-        if self.exchange is not None:
-            self.exchange.rates.clipping_seen()
+        if self.way is not None:
+            self.way.lend_averages()
         return self._not_synchronizing()
 
     @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -89,6 +89,8 @@ class DrivenSteps:
         state: State that this rank keeps from step to step.
         dense: Reduces what is sent dense.
         loss_scale: Loss scale of the gradients.
+        messages: Messages between the ranks.
+        remembers: True if a step remembers the state before it, for `undo`.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class DrivenSteps:
         self._exchange = exchange
         self._rates = rates
         self._momentum = momentum
-        self._messages = messages
+        self.messages = messages
         self.device = device
         self.loss_scale = LossScale(settings.compression.loss_scale)
         self._local = LocalGradient(settings, size=world.size, loss_scale=self.loss_scale)
@@ -131,6 +133,9 @@ class DrivenSteps:
             local_size=exchange.local_size,
         )
         self._growth = ResidualGrowth(world.rank)
+        self.remembers = False
+        self._was_pending = True
+        self._former_rates: dict[str, float] = {}
         self._check_finite = False
         self._used: list[int] = []  # ops, in the order in which parts of this step were completed
         self._stats: tuple[BucketStats, ...] = ()  # of the last step
@@ -165,7 +170,7 @@ class DrivenSteps:
             reduction=self._settings.reduction,
             size=self._size,
             device=str(self.device),
-            broadcast_order=self._messages.broadcast_order,
+            broadcast_order=self.messages.broadcast_order,
         )
         self._steps = Steps(
             self._exchange,
@@ -217,6 +222,7 @@ class DrivenSteps:
             self._buckets.adopt(())  # takes an order of the old ones that is in flight
             self._lay_out(layers)
             self.load(dict(state.residuals()), {}, dict(state.velocities()), step=steps)
+            self.state.remember_as(state)
         self._steps.replace(self._buckets.adopt(choices))
 
     def load(
@@ -245,6 +251,11 @@ class DrivenSteps:
         self._stream.begin()
         self._used.clear()
         momentum, dampening = self._momentum.of_step()
+        if self.remembers:
+            self.state.remember()
+            self._was_pending, self._former_rates = self.pending, self._rates.state()
+        else:
+            self.state.forget()
         self._check_finite = self.state.begin(
             self._steps,
             loss_scale=self.loss_scale.value,
@@ -252,6 +263,22 @@ class DrivenSteps:
             dampening=dampening,
             stream=self._stream.number,
         )
+
+    @torch.no_grad()
+    def undo(self, names: Container[str]) -> None:
+        """Restores the state before the last step, which counts; see `ExchangeState.undo`.
+
+        Args:
+            names: The parameters whose part of the step is undone.
+        """
+        self.state.undo(names)
+        self._rates.load(
+            {
+                name: self._former_rates.get(name, rate) if name in names else rate
+                for name, rate in self._rates.state().items()
+            }
+        )
+        self._steps.continue_after(self.count, pending=self._was_pending or self.pending)
 
     def arrived(self, slot: Slot) -> None:
         """Takes a complete gradient; sends it once those of its op are there."""

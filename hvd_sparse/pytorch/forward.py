@@ -82,6 +82,7 @@ class ForwardSteps(PlainSteps):
         except BaseException as error:
             raise self._end(error)  # noqa: B904  # mostly the same error
         exchange.phase = Phase.APPLYING
+        exchange.driven.remembers = False  # no such step can be thrown away
         self._reading = exchange.clock.end_step()
         exchange.momentum.hide()
         self._update = _Update(optimizer)
@@ -102,6 +103,11 @@ class ForwardSteps(PlainSteps):
         """Called before the optimizer's step; ends what the last one has left in flight."""
         self.settle()
         super().stepping(synchronized=synchronized)
+
+    def lend_averages(self) -> None:
+        """Waits for updates in flight; then see `PlainSteps`."""
+        self.settle()
+        super().lend_averages()
 
     def synchronize(self) -> None:
         """Waits for the averages; after step(), for its updates. See `PlainSteps`."""

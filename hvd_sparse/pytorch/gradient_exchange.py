@@ -203,7 +203,7 @@ class GradientExchange:
         try:
             guards.check_not_capturing(self._guard.device)
             if self.phase is not Phase.GATHERING:
-                self._begin(slot)
+                self._begin()
             self._guard.admit(slot)
             slot.passes_left -= 1
             if slot.passes_left == 0:
@@ -212,9 +212,8 @@ class GradientExchange:
         except BaseException as error:
             raise self.end(error)  # noqa: B904
 
-    def _begin(self, slot: Slot) -> None:
-        if self.phase is Phase.EXCHANGED:
-            guards.check_not_an_average(slot)
+    def _begin(self) -> None:
+        if self.phase is Phase.EXCHANGED:  # the averages belong to the program; see discards.py
             self.release()
         step_hooks.surround(self.optimizer())  # step() may have been replaced since
         self._begin_step()
@@ -233,7 +232,8 @@ class GradientExchange:
         Raises:
             NonFiniteGradientError: On every rank, if a gradient is not finite on one. All gradients
                 are then zero, the residuals keep the finite entries, and the next step is normal.
-                With loss scaling, all gradients are infinite instead, and there is no error.
+                With loss scaling, there is no error: all gradients are infinite instead, and the
+                residuals are what they were before.
             GradientInFlightError: A gradient was changed after backward. The exchange has ended.
             ExchangeFailedError: Another rank ended the exchange, or died.
         """
@@ -289,6 +289,8 @@ class GradientExchange:
         except NonFiniteGradientError:
             if not self.driven.loss_scale.skips:
                 raise
+            if self.driven.state.remembers:  # the scaler throws this step away
+                self.driven.undo(self.parameters)
             for slot in self.slots:
                 slot.mark_not_finite()
             applied = False

@@ -135,12 +135,23 @@ def _refuse_gradient(slot: Slot) -> NoReturn:
     )
 
 
-def check_not_an_average(slot: Slot) -> None:
-    """Raises GradientInFlightError if backward has just added to what synchronize() returned."""
-    if slot.holds_result():
+def check_not_an_average(slot: Slot, *, has_momentum: bool) -> None:
+    """Raises GradientInFlightError if backward must not add to the average in a gradient.
+
+    Args:
+        slot: The slot of the gradient.
+        has_momentum: True if the ranks have applied momentum to it.
+    """
+    if slot.at_parameter:
         raise GradientInFlightError(
             f"a gradient was added to the average of '{slot.name}' after synchronize() and before "
             "step(): call optimizer.zero_grad() if the step is to be skipped"
+        )
+    if has_momentum:
+        raise GradientInFlightError(
+            f"a gradient was added to the average of '{slot.name}', to which momentum was "
+            "applied: run all but the last loss.backward() of a step within no_sync(); call "
+            "optimizer.zero_grad() if the step was to be skipped; or set momentum_correction=0"
         )
 
 

@@ -98,10 +98,6 @@ class Slot:
             return "was written to"
         return None
 
-    def holds_result(self) -> bool:
-        """Returns true if the parameter's gradient still is the tensor that holds the result."""
-        return self.launched and self.param.grad is self._grad
-
     def result(self) -> torch.Tensor:
         """Returns the memory that was exchanged."""
         assert self.work is not None
@@ -171,10 +167,6 @@ class DeliveredSlot(Slot):
     def change(self) -> str | None:
         """Returns None: only the code that delivers a gradient knows its memory."""
         return None
-
-    def holds_result(self) -> bool:
-        """Returns false: the code that delivers gradients checks this itself."""
-        return False
 
 
 def buffer_of(tensor: torch.Tensor) -> Buffer:

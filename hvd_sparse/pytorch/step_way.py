@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from hvd_sparse.errors import GradientInFlightError
 from hvd_sparse.local_steps import Interval
 from hvd_sparse.pytorch import guards
+from hvd_sparse.pytorch.discards import Discards
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange, Phase
 from hvd_sparse.pytorch.slots import Slot
 
@@ -36,6 +37,10 @@ class StepWay(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Waits until every gradient is the average; a no-op until gradients arrive again."""
+
+    def lend_averages(self) -> None:
+        """Called when the program asks for averages, which it may change or throw away."""
+        self.exchange.rates.clipping_seen()
 
     @abstractmethod
     def stepping(self, *, synchronized: bool) -> None:
@@ -119,6 +124,7 @@ class PlainSteps(StepWay):
 
     Attributes:
         slot_type: Class of the exchange's slots: where its gradients lie.
+        discards: Undoes steps that are thrown away.
     """
 
     slot_type: ClassVar[type[Slot]] = Slot
@@ -126,6 +132,14 @@ class PlainSteps(StepWay):
     def __init__(self, exchange: GradientExchange, receiver: guards.Receiver | None = None) -> None:
         super().__init__(exchange)
         exchange.listen(exchange if receiver is None else receiver)
+        self.discards = Discards(exchange)
+        exchange.driven.remembers = True
+
+    def lend_averages(self) -> None:
+        """Remembers what a step takes from now on, so that it can be undone."""
+        super().lend_averages()
+        self.exchange.driven.remembers = True
+        self.discards.watch()
 
     def synchronize(self) -> None:
         """Waits until every gradient is the average; see `GradientExchange.complete`.
@@ -148,9 +162,12 @@ class PlainSteps(StepWay):
             self.refuse_if_busy(
                 "optimizer.step() was called within skip_synchronize(), but not after synchronize()"
             )
+        self.discards.settle_missing()
 
     def update(self) -> None:
         """Makes gradients averages, and leaves the momentum to the exchange."""
+        if self.slot_type.at_parameter and self.exchange.phase is Phase.GATHERING:
+            self.exchange.driven.remembers = False  # no such step can be thrown away
         self.synchronize()
         self.exchange.momentum.hide()
 
@@ -161,12 +178,13 @@ class PlainSteps(StepWay):
             GradientInFlightError: step() itself computed gradients that were not exchanged.
         """
         self.refuse_if_busy("optimizer.step() computed gradients without exchanging them")
+        self.discards.applied()
         self.exchange.release()
 
     def forget_gradients(self, reason: str) -> None:
         """Lets gradients be zeroed; raises GradientInFlightError if they are being exchanged."""
         self.refuse_if_busy(reason)
-        self.exchange.release()
+        self.discards.drop()
 
     def refuse_if_busy(self, reason: str) -> None:
         """Ends the exchange if gradients have arrived but are not exchanged yet.
@@ -180,7 +198,9 @@ class PlainSteps(StepWay):
             raise self.exchange.end(GradientInFlightError(reason))
 
     def settle(self, *, quietly: bool = False) -> None:
-        """Does nothing: no update is in flight."""
+        """Undoes a step that was thrown away; no update is in flight."""
+        if not quietly or self.exchange.driven.state.remembers:
+            self.discards.settle()
 
     def local_state(self) -> dict[str, Any] | None:
         """Returns None: there are no local steps."""

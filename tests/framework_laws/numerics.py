@@ -120,18 +120,23 @@ def test_nothing_is_lost_in_any_combination(
         before, weights = (model.residuals(), model.velocities()), model.weights()
         results = model.step(gradients)
         assert (results is None) == skipped
-        check_law(
-            framework, model, before, gradients, results,
-            ranks=ranks, momentum=momentum, passes=passes, clips=clips,
-        )  # fmt: skip
+        undone = skipped and framework.undoes_skipped
+        if undone:
+            assert all(map(same, before, (model.residuals(), model.velocities())))
+        else:
+            check_law(
+                framework, model, before, gradients, results,
+                ranks=ranks, momentum=momentum, passes=passes, clips=clips,
+            )  # fmt: skip
         if results is None:
             assert same(model.weights(), weights)
             assert model.loss_scale() == SCALE / 2
+        if skipped and not undone:
             check_skipped_step(
                 model, before, gradients,
                 ranks=ranks, momentum=momentum, clips=clips, passes=passes,
             )  # fmt: skip
-        else:
+        elif not skipped:
             moved |= {name for name, result in results.items() if np.any(result)}
             framework.assert_same_on_all_ranks(results, ranks)
     framework.assert_same_on_all_ranks(model.weights(), ranks)

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from hvd_sparse.torch import LAGS, GaussianK, GTopK, TopK
-from tests.framework_laws import exactness, laws_in, same_bits
+from tests.framework_laws import discards, exactness, laws_in, same_bits
 from tests.parallel.torch_ranks import assert_same_on_all_ranks, distribute, gradients_of, total
 
-globals().update(laws_in(exactness, same_bits))
+globals().update(laws_in(exactness, same_bits, discards))
 
 PRESETS = [LAGS, GTopK, GaussianK, TopK]
 

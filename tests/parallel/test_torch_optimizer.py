@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import horovod.torch as hvd
 import pytest
 import torch
 
+from hvd_sparse.errors import GradientInFlightError
 from hvd_sparse.torch import LAGS, GTopK, TopK
 from tests.parallel.torch_ranks import (
     Toy,
@@ -133,6 +135,27 @@ def test_an_exchanged_step_can_be_skipped():
     model.backward(gradients)
     optimizer.step()
     assert torch.equal(model.last.grad.double().flatten(), total(gradients["last"]))
+
+
+@pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no residuals")
+def test_a_step_whose_residuals_were_not_kept_cannot_be_thrown_away_but_taken():
+    model = Toy()
+    optimizer = distribute(model, EXACT)
+    for step in range(4):
+        gradients = integer_gradients(model, step)
+        model.backward(gradients)
+        if step == 2:  # the first call after steps that synchronized by themselves
+            optimizer.synchronize()
+            with pytest.raises(GradientInFlightError, match="were not kept"):
+                optimizer.zero_grad()
+        if step == 3:
+            optimizer.synchronize()
+            optimizer.zero_grad()
+            continue
+        with optimizer.skip_synchronize() if step == 2 else nullcontext():
+            optimizer.step()
+        assert torch.equal(model.last.grad.double().flatten(), total(gradients["last"]))
+        optimizer.zero_grad()
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -50,35 +51,32 @@ class Model(TorchModel):
             **options,
         )
 
-    def step(self, gradients: Arrays) -> Arrays | None:
-        self._steps += 1
+    def _zero(self) -> None:
         if self.compression is None:  # Horovod's optimizer knows one way only
             self._optimizer.zero_grad()
         else:
-            self._optimizer.zero_grad(set_to_none=self._steps % 2 == 0)
+            super()._zero()
+
+    def _backward(self, gradients: Arrays) -> None:
         given = {
             name: torch.from_numpy(one).to(DEVICE, self._dtype) for name, one in gradients.items()
         }
         for _ in range(self._passes):
             loss = sum((getattr(self._module, name) * one).sum() for name, one in given.items())
             (loss if self._scaler is None else self._scaler.scale(loss)).backward()
-        if self._scaler is None:
-            self._optimizer.step()
-        elif self._scaled_step(self._scaler):
-            return None
-        grads = [param.grad for param in self._module.parameters() if param.grad is not None]
-        assert all(grad.dtype == self._dtype for grad in grads)
-        return self._results()
 
-    def _scaled_step(self, scaler: torch.amp.GradScaler) -> bool:
-        """Takes a step in the way that Horovod documents; returns true if it was skipped."""
-        before = scaler.get_scale()
+    def _average(self) -> None:
+        self._optimizer.synchronize()
+
+    def _not_synchronizing(self) -> AbstractContextManager[None]:
+        return self._optimizer.skip_synchronize()
+
+    def _scaled_step(self, scaler: torch.amp.GradScaler) -> None:
+        """Takes a step in the way that Horovod documents."""
         self._optimizer.synchronize()
         scaler.unscale_(self._optimizer)
         with self._optimizer.skip_synchronize():
             scaler.step(self._optimizer)
-        scaler.update()
-        return scaler.get_scale() < before
 
     def save(self, folder: str | Path, **extra: Any) -> None:
         save_checkpoint(folder, self._module, self._optimizer, **extra)

@@ -73,9 +73,7 @@ class Model(TorchModel):
                 gradient_predivide_factor=predivide,
             )
 
-    def step(self, gradients: Arrays) -> Arrays | None:
-        self._steps += 1
-        self._optimizer.zero_grad(set_to_none=self._steps % 2 == 0)
+    def _backward(self, gradients: Arrays) -> None:
         given = {
             name: torch.from_numpy(one).to(DEVICE, self._dtype) for name, one in gradients.items()
         }
@@ -83,20 +81,10 @@ class Model(TorchModel):
             with self._ddp.no_sync() if left else nullcontext():
                 loss = self._ddp(given)
                 (loss if self._scaler is None else self._scaler.scale(loss)).backward()
-        if self._scaler is None:
-            self._optimizer.step()
-        elif self._scaled_step(self._scaler):
-            return None
-        assert all(param.grad.dtype == self._dtype for param in self._module.parameters())
-        return self._results()
 
-    def _scaled_step(self, scaler: torch.amp.GradScaler) -> bool:
-        """Takes a step; returns true if it was skipped."""
-        before = scaler.get_scale()
+    def _scaled_step(self, scaler: torch.amp.GradScaler) -> None:
         scaler.unscale_(self._optimizer)
         scaler.step(self._optimizer)
-        scaler.update()
-        return scaler.get_scale() < before
 
     def save(self, folder: str | Path, **extra: Any) -> None:
         save_checkpoint(folder, self._ddp, self._optimizer, **extra)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.framework_laws import (
     checkpoint,
+    discards,
     exactness,
     laws_in,
     local_gradient,
@@ -17,4 +18,4 @@ from tests.framework_laws import (
 )
 
 globals().update(laws_in(exactness, same_bits, numerics, local_gradient, momentum, quality))
-globals().update(laws_in(tuned_dense, tuning, checkpoint, local_steps))
+globals().update(laws_in(tuned_dense, tuning, checkpoint, local_steps, discards))

@@ -16,7 +16,6 @@ from torch.utils.checkpoint import checkpoint
 
 from hvd_sparse.ddp import LAGS, TopK, attach, stats
 from hvd_sparse.errors import (
-    ExchangeFailedError,
     GradientInFlightError,
     HvdSparseError,
     NonFiniteGradientError,
@@ -24,47 +23,19 @@ from hvd_sparse.errors import (
 from tests.frameworks import SHAPES
 from tests.gpus import DEVICE
 from tests.parallel_ddp.ddp_framework import BUCKET_MB, Ddp, Toy
+from tests.parallel_ddp.networks import (
+    EVERYTHING,
+    ON_ANY_RANK,
+    RATE,
+    SMALL,
+    attached,
+    batch,
+    integers,
+    network,
+    residuals,
+    weights_of,
+)
 from tests.torch_model import array_of
-from tests.torch_model import residuals as residuals_of
-
-SMALL = {"min_numel": 64, "bucket_numel": 1500}
-EVERYTHING = TopK(density=1.0, min_numel=1)
-RATE = 2.0**-6  # so that changes of integer gradients are exact
-# A rank may learn of another's mistake before it makes its own.
-ON_ANY_RANK = (GradientInFlightError, ExchangeFailedError)
-
-
-def network(**options):
-    """Returns a DDP network with equal weights on all ranks."""
-    torch.manual_seed(0)
-    layers = torch.nn.Linear(20, 40), torch.nn.ReLU(), torch.nn.Linear(40, 10)
-    options = {"bucket_cap_mb": BUCKET_MB, **options}
-    return DistributedDataParallel(torch.nn.Sequential(*layers).to(DEVICE), **options)
-
-
-def attached(ddp, compression=EVERYTHING, *, kind=torch.optim.SGD, **options):
-    optimizer = kind(ddp.parameters(), lr=RATE)
-    attach(ddp, optimizer, compression, **options)
-    return optimizer
-
-
-def batch(step, framework):
-    generator = torch.Generator().manual_seed(100 * step + framework.rank)
-    return torch.randn(8, 20, generator=generator).to(DEVICE)
-
-
-def residuals(optimizer):
-    return {name: part.numpy() for name, part in residuals_of(optimizer).items()}
-
-
-def weights_of(module):
-    return {name: array_of(one) for name, one in module.named_parameters()}
-
-
-def integers(framework, step):
-    given = framework.integer_gradients(step).items()
-    return {name: torch.from_numpy(one).to(DEVICE).float() for name, one in given}
-
 
 # ---- Options of the module -----------------------------------------------------------------------
 
@@ -113,17 +84,6 @@ def test_a_backward_pass_onto_an_average_is_exchanged_with_it(framework):
     given = {name: found[name] + array_of(second[name]) for name in SHAPES}
     results = {name: array_of(one.grad) for name, one in ddp.module.named_parameters()}
     framework.assert_nothing_is_lost(given, results, before, residuals(optimizer))
-
-
-@pytest.mark.usefixtures("several_ranks")
-def test_momentum_is_not_applied_twice_to_an_average(framework):
-    ddp = network()
-    optimizer = attached(ddp, kind=torch.optim.AdamW)
-    ddp(batch(0, framework)).sum().backward()
-    optimizer.zero_grad()  # skips the step
-    ddp(batch(1, framework)).sum().backward()
-    with pytest.raises(ON_ANY_RANK, match="within no_sync"):
-        ddp(batch(2, framework)).sum().backward()
 
 
 def test_gradients_accumulate_within_no_sync(framework):
