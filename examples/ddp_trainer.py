@@ -67,7 +67,6 @@ def main() -> None:
             report_to="none",
             use_cpu=True,
             ddp_backend="gloo",
-            ddp_find_unused_parameters=False,  # a sparse exchange refuses True
         ),
         train_dataset=rows(train),
         # Adaptive, LAGS would find out that dense gradients of so small a model are faster.

@@ -30,7 +30,8 @@ def attach(
     loss.backward() then ends with averages of what the ranks have sent, and optimizer.step() uses
     them. Gradients that the optimizer does not update are averaged dense, as are small and 1-d
     ones. Wrap the module, make the optimizer, then call this, once for each module; all ranks of
-    the module's process group call it together, in the same order.
+    the module's process group call it together, in the same order. If a module is wrapped anew,
+    call it again with the same optimizer, which keeps its residuals.
 
     Args:
         model: A DistributedDataParallel, or what torch.compile has made of one. Its parameters are
@@ -47,8 +48,8 @@ def attach(
         InvalidArgumentError: An argument lies outside its limits, on this rank or another, or the
             ranks' models or options differ. Nothing was exchanged.
         UnsupportedError: A sparse exchange cannot do what was asked for, or what the module was
-            made with: find_unused_parameters=True without static_graph=True, mixed_precision,
-            another communication hook, sparse gradients, the Python reducer.
+            made with: mixed_precision, another communication hook, sparse gradients, the Python
+            reducer.
         UnavailableError: torch.distributed is not initialised, or HVD_SPARSE_TRANSPORT asks for
             MPI.
     """
@@ -73,12 +74,12 @@ def attach(
         _check_optimizer(optimizer, named)
         return named, settings
 
-    attachment = connect(optimizer, prepare, host=host, plain=BucketSteps)
+    attachment = connect(optimizer, prepare, host=host, plain=BucketSteps, again=True)
     way = attachment.way
     if way is not None:
         try:
             if isinstance(way, BucketSteps):
-                deliveries = Deliveries(attachment.renewal)
+                deliveries = Deliveries(attachment.renewal, ddp)
                 ddp.register_comm_hook(deliveries, hook)
                 ddp.register_forward_pre_hook(deliveries)
             else:  # local steps take the ranks' own gradients
@@ -112,13 +113,6 @@ def _uncompiled(model: torch.nn.Module) -> torch.nn.Module:
 
 def _check_module(ddp: DistributedDataParallel) -> None:
     """Raises UnsupportedError for what a communication hook cannot honour."""
-    if ddp.find_unused_parameters and not ddp.static_graph:
-        raise UnsupportedError(
-            "find_unused_parameters=True cannot be used with a sparse exchange: what the residual "
-            "holds of a parameter that no rank has used in a step would be sent, and thrown away "
-            "by DistributedDataParallel. Pass find_unused_parameters=False (the Trainer's "
-            "ddp_find_unused_parameters), or static_graph=True if every step uses the same ones"
-        )
     if ddp.mixed_precision is not None:
         raise UnsupportedError(
             "mixed_precision= of DistributedDataParallel has a communication hook of its own: use "

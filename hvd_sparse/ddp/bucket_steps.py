@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
 
 from hvd_sparse.errors import GradientInFlightError, HvdSparseError, NonFiniteGradientError
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange, Phase
@@ -74,6 +75,28 @@ class BucketSteps(PlainSteps):
             return error
         return None
 
+    @torch.no_grad()
+    def divide_by_present(self, *, present: bool) -> None:
+        """Makes averages over all ranks averages over those that have data. Collective.
+
+        Args:
+            present: True if this rank has.
+        """
+        rows = self.exchange.driven.messages.gather([present], what="present")()
+        factor = len(rows) / sum(row[0] for row in rows)
+        for slot in self.exchange.slots if self.exchange.averages else ():
+            slot.gradient().mul_(factor)
+
+    @torch.no_grad()
+    def write_unused(self) -> None:
+        """Writes what was delivered for parameters that no rank has used: DDP leaves them alone."""
+        for slot in self.exchange.slots:
+            delivered, grad = slot.gradient(), slot.param.grad
+            if grad is not None:
+                grad.copy_(delivered)
+            elif delivered.any():
+                slot.param.grad = delivered.clone()
+
     def note_average(self) -> None:
         """Remembers the averages as DDP has left them, so that clipping is noticed."""
         slot = next((slot for slot in self.exchange.slots if slot.optimized), None)
@@ -118,10 +141,12 @@ class Deliveries:
 
     Args:
         renewal: Holds the exchange, for as long as its optimizer lives.
+        ddp: The module.
     """
 
-    def __init__(self, renewal: Renewal) -> None:
+    def __init__(self, renewal: Renewal, ddp: DistributedDataParallel) -> None:
         self._renewal = weakref.ref(renewal)
+        self._ddp = weakref.ref(ddp)
         self._waiting: list[tuple[_Future, torch.Tensor]] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -152,12 +177,20 @@ class Deliveries:
         steps.deliver(bucket)
         self._waiting.append((future, buffer))
         if bucket.is_last():
-            refused = steps.complete()
+            refused = self._complete(steps)
             waiting, self._waiting = self._waiting, []
             for one, result in waiting:
                 one.set_result(result)
             self._after_ddp(steps, refused)
         return future
+
+    def _complete(self, steps: BucketSteps) -> NonFiniteGradientError | None:
+        refused = steps.complete()
+        ddp = self._ddp()
+        assert ddp is not None
+        if refused is None and ddp._join_config.enable and not ddp._divide_by_initial_world_size:
+            steps.divide_by_present(present=_in_backward())
+        return refused
 
     def _after_ddp(self, steps: BucketSteps, refused: NonFiniteGradientError | None) -> None:
         """Ends the step, or raises its error, once DDP has ended its own, and can go on.
@@ -174,6 +207,9 @@ class Deliveries:
         def at_the_end() -> None:
             if refused is not None:
                 raise refused
+            ddp = self._ddp()
+            if ddp is not None and ddp.find_unused_parameters and not ddp.static_graph:
+                steps.write_unused()
             steps.note_average()
 
         engine = torch.autograd.Variable._execution_engine

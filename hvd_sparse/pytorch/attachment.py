@@ -169,6 +169,12 @@ class Attachment:
         finally:
             self._restoring = False
 
+    def undo_unfinished(self) -> None:
+        """Undoes a step that the optimizer has not taken, before another exchange succeeds this."""
+        if self.way is not None:
+            self.way.undo_unfinished()
+            self.way.exchange.momentum.show()
+
     def refuse_if_busy(self, what: str) -> None:
         """Ends the exchange if a call comes between backward() and the exchange of its gradients.
 

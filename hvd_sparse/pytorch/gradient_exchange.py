@@ -77,6 +77,7 @@ class GradientExchange:
         rates: The learning rates that the residuals follow.
         momentum: The momentum that ranks apply before error feedback.
         stats: Cost of the steps.
+        averages: True if results are averages over the ranks, and not sums.
         passes: Backward passes per step.
         conditions: Conditions under which plan and thresholds are found, for checkpoints.
         mark: The user's mark of the current step; see `mark_step`.
@@ -102,6 +103,7 @@ class GradientExchange:
     ) -> None:
         compression = settings.compression
         self.world = world
+        self.averages = settings.reduction.averages
         self.passes = settings.backward_passes_per_step
         self.mark = ""
         self.phase = Phase.IDLE

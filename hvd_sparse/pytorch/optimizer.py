@@ -133,6 +133,7 @@ def connect(
     *,
     host: TorchHost,
     plain: type[PlainSteps] = PlainSteps,
+    again: bool = False,
 ) -> Attachment:
     """Attaches an exchange to an optimizer. Collective; see `distribute`.
 
@@ -142,11 +143,15 @@ def connect(
             it raises, so do all ranks.
         host: The host of the ranks; other ranks exchange nothing.
         plain: The way of taking steps, if the settings ask for no other.
+        again: True if an optimizer that is attached may be attached again: the new exchange takes
+            over the state of the former one.
     """
     named: NamedParameters = []
     settings, problem = None, None
+    former = attachment_of(optimizer) if again else None
     try:
-        _refuse_second_wrapping(optimizer)
+        if former is None:
+            _refuse_second_wrapping(optimizer)
         named, settings = prepare()
         for name, param in named:
             check_parameter(name, param)
@@ -173,13 +178,19 @@ def connect(
         return None
 
     renewal = Renewal(build, [param for _, param in named], host)
+    if former is not None:
+        former.undo_unfinished()
+        renewal.succeed(former.renewal)
     if not in_elastic_job():
         renewal.renew()
     elif problem is not None:
         raise problem
     else:
         renewal.defer()
-    attachment = Attachment(optimizer, renewal)
+    if former is None:
+        attachment = Attachment(optimizer, renewal)
+    else:
+        attachment, former.renewal = former, renewal
     for other in _renewals:
         if other.shares_parameters_with(renewal):
             other.retire(_NEWER)

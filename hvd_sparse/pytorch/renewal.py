@@ -78,13 +78,16 @@ class Renewal(renewal.Renewal[StepWay]):
 
     def give_up(self) -> None:
         """Ends the exchange, because its world of ranks has changed."""
-        if self.way is not None:
-            self._stats = self.way.exchange.stats
-            self._follows_rates = self.way.exchange.rates.followed
+        self._note(self)
         was_pending = self.pending
         super().give_up()
         if not was_pending:
             self._wait_for_a_gradient()
+
+    def succeed(self, former: Renewal) -> None:
+        """Makes the exchange that is yet to be built take over a former one's state."""
+        self.hold(former.held if former.way is None else self._save(former.way))
+        self._note(former)
 
     def retire(self, reason: str) -> None:
         """Refuses all further builds, with `reason` as the error."""
@@ -117,6 +120,12 @@ class Renewal(renewal.Renewal[StepWay]):
 
     def _total(self, way: StepWay) -> dict[str, Any]:
         return Successor(way, self._host).total()
+
+    def _note(self, former: Renewal) -> None:
+        """Notes what outlives an exchange besides its state."""
+        self._stats, self._follows_rates = former.stats, former._follows_rates
+        if former.way is not None:
+            self._follows_rates = former.way.exchange.rates.followed
 
     def _wait_for_a_gradient(self) -> None:
         if self._retired:

@@ -100,6 +100,10 @@ class StepWay(ABC):
         """Lends the parameters weights that are the same on all ranks, within the context."""
         yield
 
+    def undo_unfinished(self) -> None:
+        """Undoes a step that the optimizer has not taken; ends the exchange if it is under way."""
+        self.settle(quietly=True)
+
     def fail(self, reason: str) -> None:
         """Ends the exchange on all ranks; returns once no memory is being written any more."""
         self.exchange.fail(reason)
@@ -201,6 +205,14 @@ class PlainSteps(StepWay):
         """Undoes a step that was thrown away; no update is in flight."""
         if not quietly or self.exchange.driven.state.remembers:
             self.discards.settle()
+
+    def undo_unfinished(self) -> None:
+        """Undoes a step that the optimizer has not taken; ends the exchange if it is under way."""
+        if self.exchange.phase is Phase.GATHERING:
+            self.fail("a module was wrapped anew amid a step")
+            self.exchange.driven.undo(self.exchange.parameters)
+            self.exchange.release()
+        self.discards.drop()
 
     def local_state(self) -> dict[str, Any] | None:
         """Returns None: there are no local steps."""

@@ -5,14 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
-from hvd_sparse.ddp import TopK
+from hvd_sparse.ddp import LAGS, TopK, attach, stats
+from tests.gpus import DEVICE
+from tests.parallel_ddp.ddp_framework import BUCKET_MB
 from tests.parallel_ddp.networks import (
     ON_ANY_RANK,
     RATE,
+    SMALL,
     attached,
     batch,
     network,
+    residuals,
     weights_of,
 )
 
@@ -76,3 +81,48 @@ def test_many_steps_that_are_thrown_away_are_told(framework, caplog):
         ddp(batch(step, framework)).sum().backward()
         optimizer.zero_grad()
     assert sum("16 steps in a row" in record.message for record in caplog.records) == 1
+
+
+class Fails(torch.autograd.Function):
+    """Passes rows on; its backward pass runs out of memory."""
+
+    @staticmethod
+    def forward(ctx, rows):
+        return rows.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise torch.OutOfMemoryError
+
+
+@pytest.mark.usefixtures("several_ranks")
+@pytest.mark.parametrize("amid", [False, True])
+@pytest.mark.parametrize("compression", [TopK(density=0.1, **SMALL), LAGS(min_numel=64)])
+def test_a_module_that_is_wrapped_anew_keeps_its_optimizer_and_residuals(
+    framework, compression, amid
+):
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(20, 40), torch.nn.ReLU(), torch.nn.Linear(40, 40)]
+    module = torch.nn.Sequential(*layers).to(DEVICE)
+    ddp = DistributedDataParallel(module, bucket_cap_mb=BUCKET_MB)
+    optimizer = attached(ddp, compression, kind=torch.optim.AdamW)
+    for part in range(2):
+        for step in range(3):
+            optimizer.zero_grad()
+            ddp(batch(3 * part + step, framework)).square().mean().backward()
+            optimizer.step()
+        if part == 1:
+            break
+        kept = residuals(optimizer)
+        if amid:
+            middle = layers[1]
+            module[1] = torch.nn.Module()
+            module[1].forward = Fails.apply
+            with pytest.raises(torch.OutOfMemoryError):
+                ddp(batch(9, framework)).square().mean().backward()
+            module[1] = middle
+        ddp = DistributedDataParallel(module, bucket_cap_mb=BUCKET_MB)
+        attach(ddp, optimizer, compression)
+        assert all(np.array_equal(one, kept[name]) for name, one in residuals(optimizer).items())
+    framework.assert_same_on_all_ranks(weights_of(module))
+    assert stats(optimizer).total.steps == 6

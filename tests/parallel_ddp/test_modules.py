@@ -227,6 +227,24 @@ def test_a_group_of_two_exchanges_by_itself(framework, first_and_last):
         assert np.array_equal(result.ravel(), exact[name])
 
 
+@pytest.mark.usefixtures("several_ranks")
+@pytest.mark.parametrize("op", [dist.ReduceOp.AVG, dist.ReduceOp.SUM])
+def test_join_may_divide_by_the_ranks_that_have_data(framework, op):
+    ddp = DistributedDataParallel(Toy().to(DEVICE), bucket_cap_mb=BUCKET_MB)
+    optimizer = attached(ddp, EVERYTHING, op=op)
+    with ddp.join(divide_by_initial_world_size=False):
+        for _ in range(1 + framework.rank):
+            optimizer.zero_grad()
+            ddp(
+                {name: torch.ones(shape, device=DEVICE) for name, shape in SHAPES.items()}
+            ).backward()
+            optimizer.step()
+    # Rank r trains in steps 0 to r. All gradients are 1, and so is each average over those present.
+    present = range(framework.size, 0, -1)
+    moved = RATE * sum(1 if op == dist.ReduceOp.AVG else count for count in present)
+    assert all(np.all(one == -moved) for one in weights_of(ddp.module).values())
+
+
 # ---- Steps that are not taken --------------------------------------------------------------------
 
 
