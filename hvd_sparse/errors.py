@@ -4,13 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-try:  # loads none of Horovod's libraries, and no framework
-    from horovod.common.exceptions import HorovodInternalError
-except ImportError:  # nobody can catch it then
-
-    class HorovodInternalError(RuntimeError):  # type: ignore[no-redef]
-        """Stand-in for Horovod's error, if Horovod is not installed."""
-
 
 class HvdSparseError(RuntimeError):
     """Base of everything that this package raises."""
@@ -32,10 +25,11 @@ class UnavailableError(HvdSparseError):
     """This build, or the way in which this job was started, lacks something that is needed."""
 
 
-class ExchangeFailedError(HvdSparseError, HorovodInternalError):  # type: ignore[misc]
+class ExchangeFailedError(HvdSparseError):
     """A rank ended the exchange, for all ranks.
 
-    Horovod's elastic training treats it like errors of Horovod's own operations, and starts again.
+    Horovod's elastic training treats it like errors of Horovod's own operations, and starts again:
+    under Horovod it is a HorovodInternalError.
     """
 
 
@@ -69,3 +63,9 @@ class GradientInFlightError(HvdSparseError, AssertionError):
 
 class CheckpointMismatchError(HvdSparseError, ValueError):
     """A checkpoint is damaged, or belongs to another model, rank or number of ranks."""
+
+
+def fail_like(error: type[Exception]) -> None:
+    """Makes ExchangeFailedError a kind of a host's error, which programs of the host catch."""
+    if not issubclass(ExchangeFailedError, error):
+        ExchangeFailedError.__bases__ += (error,)

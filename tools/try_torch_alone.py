@@ -31,7 +31,7 @@ PROGRAMS = ("cmake", "ninja")
 FOREIGN = ("HVD_SPARSE_", "HOROVOD_", "OMPI_", "OPAL_", "MPICXX", "PYTHONPATH", "PYTHONHOME")
 ALONE = """
 import importlib.util, hvd_sparse.ddp
-absent = ("horovod", "tensorflow", "mpi4py")
+absent = ("horovod", "tensorflow", "mpi4py", "rich", "typer")
 assert [name for name in absent if importlib.util.find_spec(name) is not None] == []
 try:
     import horovod
@@ -42,14 +42,14 @@ else:
 """
 
 
-def link(requirements: Iterable[str], packages: Path) -> None:
+def link(requirements: Iterable[str], packages: Path, *, extra: str = "") -> None:
     """Links installed distributions into a folder of packages, with all that they require."""
     waiting = [Requirement(one) for one in requirements]
     linked = set()
     while waiting:
         requirement = waiting.pop()
         name = canonicalize_name(requirement.name)
-        wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        wanted = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
         if name in linked or not wanted:
             continue
         linked.add(name)
@@ -119,6 +119,9 @@ def check_doctor(python: Path, env: dict[str, str], folder: Path) -> None:
 def try_out(python: Path, env: dict[str, str], folder: Path) -> None:
     """Runs the doctor, two launches of a training, and a bench; on two ranks."""
     run([python, "-c", ALONE], env=env, cwd=folder)
+    packages = packages_of(python)
+    (own,) = metadata.distributions(name="hvd_sparse", path=[str(packages)])
+    link(own.requires or (), packages, extra="cli")
     check_doctor(python, env, folder)
     torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     for options in ([], ["--resume"]):

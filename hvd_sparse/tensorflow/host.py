@@ -18,12 +18,15 @@ import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 from numpy.typing import NDArray
 
+from hvd_sparse.errors import fail_like
 from hvd_sparse.places.place import Place
 from hvd_sparse.ranks.world import World
 from hvd_sparse.tensorflow import compat
 from hvd_sparse.tensorflow.ops import CPU
 
 _Result = TypeVar("_Result")
+
+fail_like(HorovodInternalError)
 
 
 class _Pending(Generic[_Result]):

@@ -12,13 +12,15 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 from numpy.typing import NDArray
 
-from hvd_sparse.errors import UnavailableError, UnsupportedError
+from hvd_sparse.errors import UnavailableError, UnsupportedError, fail_like
 from hvd_sparse.exchange.reduction import Reduction, checked_reduction
 from hvd_sparse.places.place import Place
 from hvd_sparse.pytorch.host import Timed
 from hvd_sparse.ranks.world import World
 
 _Result = TypeVar("_Result")
+
+fail_like(HorovodInternalError)
 
 
 class _Pending(Generic[_Result]):

@@ -139,7 +139,7 @@ def test_no_module_reads_a_format_that_can_run_code(file):
 
 
 # Horovod is another library that runs ranks; all else works with any that does.
-WITH_HOROVOD = ("cli/bench_ranks.py", "errors.py", "tensorflow/", "torch/")
+WITH_HOROVOD = ("cli/bench_ranks.py", "tensorflow/", "torch/")
 
 
 def imports_horovod(source):
