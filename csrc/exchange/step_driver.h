@@ -5,10 +5,10 @@
 ///     Launch(op, gradients, done)      for each op, once a step; does not wait for other ranks
 ///     done(error)                      for all ops that are exchanged together, once the step
 ///                                      was committed or has failed
-///     Summed(sums)                     for each sum that Horovod forms
+///     Summed(sums)                     for each sum that the host forms
 ///     End(done)                        when all sums are there; then the next step may begin
 ///
-/// Horovod sums the gradients of ops that are sent dense. Committing the step then also requires
+/// The host sums the gradients of ops that are sent dense. Committing the step then also requires
 /// that these sums have arrived and are finite. Once all ops are there, the deadline of all waits
 /// (HVD_SPARSE_TIMEOUT) holds for the sums: when it passes, the exchange ends on all ranks, with a
 /// warning, since an op that waits for a sum elsewhere may not get the error.
@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "csrc/base/types.h"
-#include "csrc/exchange/horovod_sums.h"
+#include "csrc/exchange/host_sums.h"
 #include "csrc/exchange/step_engine.h"
 #include "csrc/exchange/worker.h"
 
@@ -75,15 +75,15 @@ class StepDriver : private StepEngine {
   /// exchange. If this throws, `done` is not called.
   bool Launch(int op, const std::vector<GradView>& gradients, Done done, Origin origin = {});
 
-  /// Takes sums over the ranks that Horovod has formed: of one op that was sent dense and has units
-  /// of selection, or, if the rules have `others`, of all gradients that are always summed dense.
-  /// Checks that they are finite, if Begin returned true.
+  /// Takes sums over the ranks that the host has formed: of one op that was sent dense and has
+  /// units of selection, or, if the rules have `others`, of all gradients that are always summed
+  /// dense. Checks that they are finite, if Begin returned true.
   void Summed(const std::vector<GradView>& sums) { sums_.Add(sums); }
 
   /// Like Summed, for sums that the caller has checked where they lie.
   void SummedAs(bool finite) { sums_.AddChecked(finite); }
 
-  /// Ends the step, whose ops have all been summed, by the exchange or by Horovod. `done` is
+  /// Ends the step, whose ops have all been summed, by the exchange or by the host. `done` is
   /// called exactly once: with NonFinite if all ops were sent dense and a sum is not finite.
   void End(Done done);
 
@@ -112,7 +112,7 @@ class StepDriver : private StepEngine {
 
   const Hooks hooks_;
   std::optional<Done> ending_;  // called when the step has ended
-  HorovodSums sums_;
+  HostSums sums_;
 
   /// An error after a committed step, until the next step throws it; logged if there is none.
   struct PendingError {

@@ -131,7 +131,7 @@ def simulate_dense(
     allreduce: Link | None = None,
     value_bytes: int = VALUE_BYTES,
 ) -> SimulatedStep:
-    """Simulates one step under Horovod's dense allreduce with tensor fusion.
+    """Simulates one step under the host's dense allreduce with tensor fusion.
 
     Whenever the network is free, the ready gradients are sent together, in ready order, up to the
     size of the fusion buffer; a larger gradient is sent alone.

@@ -82,7 +82,7 @@ class BucketChoice:
         layers: Names of the layers, in the order in which their gradients become ready.
         densities: Density of each unit of selection: each layer, or the whole bucket; in (0, 1], 1
             if the bucket is dense.
-        collective: The collective that exchanges the bucket; "dense": Horovod's allreduce.
+        collective: The collective that exchanges the bucket; "dense": the host's allreduce.
         wire: The wire format, "plain" or "packed".
         values: Type of the values in messages; a dense bucket has "float32".
     """
@@ -95,7 +95,7 @@ class BucketChoice:
 
     @property
     def dense(self) -> bool:
-        """True if Horovod's allreduce exchanges the bucket."""
+        """True if the host's allreduce exchanges the bucket."""
         return self.collective == DENSE
 
     def shares_residual(self, *, size: int, local_size: int) -> bool:
@@ -205,7 +205,7 @@ class Plan(records.Saved):
         buckets: The buckets, in the order in which they become ready.
         size: Number of ranks that the plan was made for.
         step_seconds: Predicted seconds of a step under this plan.
-        dense_seconds: Predicted seconds of a step under Horovod's dense allreduce with tensor
+        dense_seconds: Predicted seconds of a step under the host's dense allreduce with tensor
             fusion.
         compute_seconds: Seconds of forward and backward alone.
     """
@@ -224,7 +224,7 @@ class Plan(records.Saved):
 
     @property
     def dense(self) -> bool:
-        """True if all buckets are dense, so that Horovod exchanges the whole step."""
+        """True if all buckets are dense, so that the host sums the whole step."""
         return all(bucket.dense for bucket in self.buckets)
 
     @property

@@ -161,7 +161,7 @@ def make_plan(profile: Profile, rules: Rules | None = None) -> Plan:
 
 
 def dense_plan(profile: Profile) -> Plan:
-    """Returns the plan of Horovod's dense allreduce; its buckets are tensor fusion's, predicted."""
+    """Returns the plan of the host's dense allreduce, with the buckets of its tensor fusion."""
     simulated = simulate_dense(profile)
     buckets, first = [], 0
     for times in simulated.buckets:

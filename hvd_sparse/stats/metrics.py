@@ -30,9 +30,9 @@ def metrics_of(step: StepStats, tuning: Tuning | None = None) -> dict[str, float
         tuning: State of an adaptive compression's tuner, if there is one.
 
     Returns:
-        `sparse`: 1, or 0 if Horovod exchanged the whole step. `density_asked`, `density_reached`:
+        `sparse`: 1, or 0 if the host summed the whole step. `density_asked`, `density_reached`:
         fractions of the other gradients' entries. `bytes_sent`, `bytes_received`: bytes of their
-        blocks at this rank; `dense_bytes`: bytes of those that Horovod exchanged. `select_seconds`,
+        blocks at this rank; `dense_bytes`: bytes of those that the host summed. `select_seconds`,
         `exchange_seconds`, `wait_seconds`: as in StepStats; `overlap`: the share of the exchange
         that nobody waited for; the last two only if the waiting time is known. `predicted_seconds`,
         `dense_seconds`: a step predicted by the plan in force, and a measured dense step, if tuning

@@ -15,8 +15,8 @@ class StepStats:
     Attributes:
         step: Number of steps of this optimizer before this one.
         buckets: Statistics of each sparse bucket: density asked and reached, bytes, seconds.
-        dense_bytes: Bytes of the gradients that Horovod exchanged dense (what a rank sends of them
-            depends on Horovod's algorithm: 2 (P - 1) / P times as much in a ring).
+        dense_bytes: Bytes of the gradients that the host summed (what a rank sends of them
+            depends on the host's algorithm: 2 (P - 1) / P times as much in a ring).
         wait_seconds: Time that synchronize() really waited for other ranks.
         transport: Transport of the sparse buckets, "mpi" or "tcp".
         quality: Quality of the selection, in a step in which quality_every asks for it.

@@ -1,4 +1,4 @@
-"""Events of an exchange in the timeline: rows for each bucket, one for steps, one for Horovod."""
+"""Events of an exchange in the timeline: rows for each bucket, one for steps, one for the host."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StepCost(Protocol):
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes of the gradients that Horovod exchanged."""
+        """Bytes of the gradients that the host summed."""
 
 
 class ExchangeTimeline:
@@ -131,14 +131,14 @@ class ExchangeTimeline:
         self._put("i", self._steps, "REFUSED", reason=reason)
 
     def dense_launched(self, size: int) -> None:
-        """Notes that a gradient of `size` bytes was handed to Horovod."""
+        """Notes that a gradient of `size` bytes was handed to the host."""
         if self._dense_began is None:
             self._dense_began = time.perf_counter()
         self._dense_count += 1
         self._dense_bytes += size
 
     def dense_done(self) -> None:
-        """Draws Horovod's slice: it has returned all gradients of this step."""
+        """Draws the host's slice: it has returned all gradients of this step."""
         if self._dense_began is None:
             return
         track, began, ended = self._dense, self._dense_began, time.perf_counter()

@@ -88,7 +88,7 @@ TEST(StepDriver, SumsThatNeverComeAreGivenUpOnAllRanks) {
     for (auto& one : done) {
       const Error error = Thrown([&] { one.get(); });
       ASSERT_EQ(error.kind(), ErrorKind::kTimeout);
-      EXPECT_TRUE(Says(error, "gave up waiting for 1 of Horovod's sums")) << error.what();
+      EXPECT_TRUE(Says(error, "gave up waiting for 1 of the host's sums")) << error.what();
     }
   });
 }
@@ -107,7 +107,7 @@ TEST(StepDriver, TheDeadlineOfSumsHoldsWhereAllOpsAreSentDense) {
     }
   });
   EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
-  EXPECT_TRUE(Says(error, "gave up waiting for 4 of Horovod's sums")) << error.what();
+  EXPECT_TRUE(Says(error, "gave up waiting for 4 of the host's sums")) << error.what();
   EXPECT_THROW(rank.Hand(0), Error);
 }
 

@@ -1,4 +1,4 @@
-"""The cost of Horovod's allreduce."""
+"""The cost of the host's allreduce."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hvd_sparse.planning.account import VALUE_BYTES, Account
 
 
 def cost(a: Account) -> None:
-    """Horovod's allreduce, as measured; it writes the gradient itself."""
+    """The host's allreduce, as measured; it writes the gradient itself."""
     network = a.setting.network
     nbytes = VALUE_BYTES * a.numel
     a.seconds = network.dense.alpha + network.dense.beta * nbytes

@@ -1,4 +1,4 @@
-#include "csrc/exchange/horovod_sums.h"
+#include "csrc/exchange/host_sums.h"
 
 #include <algorithm>
 #include <chrono>
@@ -13,9 +13,9 @@
 
 namespace hvd_sparse {
 
-HorovodSums::HorovodSums(std::function<void()> check) : check_(std::move(check)) {}
+HostSums::HostSums(std::function<void()> check) : check_(std::move(check)) {}
 
-void HorovodSums::Begin(std::size_t dense_ops, bool others, bool check_finite) {
+void HostSums::Begin(std::size_t dense_ops, bool others, bool check_finite) {
   const std::lock_guard lock(mutex_);
   ++step_;
   expected_ops_ = dense_ops;
@@ -25,12 +25,12 @@ void HorovodSums::Begin(std::size_t dense_ops, bool others, bool check_finite) {
   finite_ = true;
 }
 
-bool HorovodSums::HandedOver() {
+bool HostSums::HandedOver() {
   const std::lock_guard lock(mutex_);
   return expected_ops_ > 0 && --expected_ops_ == 0;
 }
 
-void HorovodSums::Add(const std::vector<GradView>& sums) {
+void HostSums::Add(const std::vector<GradView>& sums) {
   bool check_finite = false;
   {
     const std::lock_guard lock(mutex_);
@@ -39,7 +39,7 @@ void HorovodSums::Add(const std::vector<GradView>& sums) {
   AddChecked(!check_finite || std::all_of(sums.begin(), sums.end(), cpu::AllFinite));
 }
 
-void HorovodSums::AddChecked(bool finite) {
+void HostSums::AddChecked(bool finite) {
   bool all = false;
   {
     const std::lock_guard lock(mutex_);
@@ -50,7 +50,7 @@ void HorovodSums::AddChecked(bool finite) {
   if (all) came_.notify_all();
 }
 
-void HorovodSums::Await() {
+void HostSums::Await() {
   const double limit = limits_.fail_seconds > 0 ? limits_.fail_seconds : HUGE_VAL;
   std::size_t missing = 0;
   std::int64_t step = 0;
@@ -68,25 +68,25 @@ void HorovodSums::Await() {
       progress = now;
     } else if (now - progress >= limit) {
       const std::string problem = limits_.TimeoutMessage(
-          Concat(missing, " of Horovod's sums of gradients that are sent dense"));
+          Concat(missing, " of the host's sums of gradients that are sent dense"));
       Warn(problem);
       Throw(ErrorKind::kTimeout, problem);
     }
   }
 }
 
-bool HorovodSums::Wait(std::int64_t step, double seconds) {
+bool HostSums::Wait(std::int64_t step, double seconds) {
   std::unique_lock lock(mutex_);
   return came_.wait_for(lock, std::chrono::duration<double>(seconds),
                         [&] { return missing_ == 0 || interrupted_ || step_ != step; });
 }
 
-std::size_t HorovodSums::missing() const {
+std::size_t HostSums::missing() const {
   const std::lock_guard lock(mutex_);
   return missing_;
 }
 
-void HorovodSums::Interrupt() {
+void HostSums::Interrupt() {
   {
     const std::lock_guard lock(mutex_);
     interrupted_ = true;
@@ -94,12 +94,12 @@ void HorovodSums::Interrupt() {
   came_.notify_all();
 }
 
-bool HorovodSums::finite() const {
+bool HostSums::finite() const {
   const std::lock_guard lock(mutex_);
   return finite_;
 }
 
-std::string HorovodSums::Problem() const {
+std::string HostSums::Problem() const {
   return finite() ? "" : "a sum over the ranks of gradients that are sent dense is not finite";
 }
 

@@ -1,6 +1,6 @@
-/// HorovodSums waits for sums that another party forms.
+/// HostSums waits for sums that another party forms.
 
-#include "csrc/exchange/horovod_sums.h"
+#include "csrc/exchange/host_sums.h"
 
 #include <gtest/gtest.h>
 
@@ -9,12 +9,12 @@
 namespace hvd_sparse {
 namespace {
 
-TEST(HorovodSums, AWaitForOneStepIsNoneForTheNext) {
+TEST(HostSums, AWaitForOneStepIsNoneForTheNext) {
   ::setenv("HVD_SPARSE_TIMEOUT", "20", 1);
   bool looked = false;
-  HorovodSums* own = nullptr;
+  HostSums* own = nullptr;
   // Called on the waiting thread, which therefore has not woken in between.
-  HorovodSums sums([&] {
+  HostSums sums([&] {
     if (!looked) own->Interrupt();
     if (!looked) own->Begin(1, false, false);
     looked = true;

@@ -1,8 +1,8 @@
-/// The sums of a step that Horovod forms: whether all have arrived and are finite, and the
+/// The sums of a step that the host forms: whether all have arrived and are finite, and the
 /// wait for them.
 
-#ifndef HVD_SPARSE_EXCHANGE_HOROVOD_SUMS_H_
-#define HVD_SPARSE_EXCHANGE_HOROVOD_SUMS_H_
+#ifndef HVD_SPARSE_EXCHANGE_HOST_SUMS_H_
+#define HVD_SPARSE_EXCHANGE_HOST_SUMS_H_
 
 #include <condition_variable>
 #include <cstddef>
@@ -17,11 +17,11 @@
 
 namespace hvd_sparse {
 
-class HorovodSums {
+class HostSums {
  public:
   /// `check` is called repeatedly by the thread that waits; an error that it throws ends the wait.
   /// The deadline is that of all waits (WaitLimits::FromEnvironment).
-  explicit HorovodSums(std::function<void()> check);
+  explicit HostSums(std::function<void()> check);
 
   /// Begins a step. `dense_ops`: number of ops whose sums are reported one by one. `others`: true
   /// if one more report covers all other sums. `check_finite`: true if sums are checked for NaN and
@@ -75,4 +75,4 @@ class HorovodSums {
 
 }  // namespace hvd_sparse
 
-#endif  // HVD_SPARSE_EXCHANGE_HOROVOD_SUMS_H_
+#endif  // HVD_SPARSE_EXCHANGE_HOST_SUMS_H_
