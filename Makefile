@@ -91,14 +91,15 @@ build: $(INSTALL_STAMP) ## compiles hvd_sparse._core and installs the package (e
 
 # ---- Tests -----------------------------------------------------------------------------------------
 
-# FRAMEWORK=torch or tensorflow tests that framework's part alone.
+# FRAMEWORK=torch or tensorflow tests that framework's part alone; CHANGED=1 leaves out the part of a
+# framework that no change since the last commit concerns, or the last commit itself if there is none.
 FRAMEWORK ?= all
 
 .PHONY: test longtest lint cpptest emulated tsan asan fuzz coverage aarch64 tidy
 test: build ## runs all checks and tests, but those of longtest
-	@$(PY) tools/run_tests.py --framework $(FRAMEWORK)
+	@$(PY) tools/run_tests.py --framework $(FRAMEWORK) $(if $(CHANGED),--changed)
 
-longtest: build ## runs the tests that take long, and on other numbers of ranks
+longtest: build ## runs what test leaves out: long tests, tools, pages, other numbers of ranks
 	@$(PY) tools/run_tests.py --framework $(FRAMEWORK) --long
 
 # $(call cpp_build,FOLDER,OPTIONS,PROGRAMS): builds the C++ tests, or some of their programs.
@@ -195,11 +196,6 @@ $(CUDA_TARGETS): export HVD_SPARSE_NCCL_LIBRARY ?= \
   $(shell $(PY) -c "import runpy; print(*runpy.run_path('hvd_sparse/nccl.py')['package_libraries']()[:1])")
 $(CUDA_TARGETS): export NCCL_MULTI_RANK_GPU_ENABLE ?= 1
 .PHONY: cuda $(CUDA_TARGETS)
-# cudaends compiles for the oldest and the newest of them alone, which takes a third of the time.
-.PHONY: cudaends
-cudaends: CUDA_FOLDER := build/cuda_ends
-cudaends: CUDA_OPTIONS += -DHVD_SPARSE_CUDA_ENDS=ON
-cudaends: cuda ## compiles csrc/cuda/ for the oldest GPU and the newest
 cuda: $(ENV_STAMP) ## compiles csrc/cuda/ for all GPUs that nvcc knows
 	@cmake -S . -B $(CUDA_FOLDER) -G Ninja --log-level=WARNING -DHVD_SPARSE_BUILD_PYTHON=OFF $(CUDA_OPTIONS)
 	@ninja -C $(CUDA_FOLDER) --quiet hvd_sparse_cuda

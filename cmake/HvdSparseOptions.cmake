@@ -108,7 +108,7 @@ endfunction()
 
 # nvcc: $CUDACXX, else on PATH. Asked for by name only. Where nobody names the GPUs to compile for,
 # they are all that this nvcc knows from sm_70 on, and the newest as PTX, which drivers translate
-# for GPUs to come; with HVD_SPARSE_CUDA_ENDS the oldest and the newest alone, to see that it compiles.
+# for GPUs to come.
 macro(hvd_sparse_find_cuda)
   hvd_sparse_check_option(CUDA)
   set(HVD_SPARSE_CUDA_FOUND FALSE)
@@ -139,9 +139,6 @@ macro(hvd_sparse_find_cuda)
         list(APPEND CMAKE_CUDA_ARCHITECTURES 90)
       else()
         list(APPEND CMAKE_CUDA_ARCHITECTURES 90-real 100-real 120)
-      endif()
-      if(HVD_SPARSE_CUDA_ENDS)
-        list(GET CMAKE_CUDA_ARCHITECTURES 0 -1 CMAKE_CUDA_ARCHITECTURES)
       endif()
     endif()
     set(HVD_SPARSE_CUDA_FOUND TRUE)

@@ -1,10 +1,10 @@
 """Runs every check and test, stage by stage, and adds up the reported results.
 
-Slow tests whose subject other tests cover in part are left out, and so are most cases of tests with
-several parameters; --long runs all of those. Stages that leave cores free run beside each other. A
-failing stage does not stop the others. Each stage writes a report to build/reports, from which the
-last line is counted; failures are repeated at the very end, which is the part that continuous
-integration shows.
+Left out are slow tests whose subject other tests cover in part, most cases of tests with several
+parameters, and what looks at tools, pages or benchmarks alone; --long runs all of those. Stages
+that leave cores free run beside each other. A failing stage does not stop the others. Each stage
+writes a report to build/reports, from which the last line is counted; failures are repeated at the
+very end, which is the part that continuous integration shows.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FAULTS = ("tests/jobs/test_faults.py", "tests/jobs/test_op_memory.py")
 DDP_JOBS = tuple(f"tests/jobs/test_ddp{part}.py" for part in ("", "_adapters", "_hooks"))
 # Parts of the tests, as options of tests/shares.py. The frameworks share the cases of their laws;
 # what one rank can test as well as several is dealt out to both.
-PART, SMALL_PART = "--every=4", "--every=16"
+PART = "--every=4"
 TORCH_PART, DDP_PART, TENSORFLOW_PART = (f"{PART} --laws={one}/3" for one in (1, 2, 3))
 ALONE, TOGETHER = " --share=1/2", " --share=2/2"
 # C++ tests that compute for seconds, and repeat what others show: of the same kernels with fewer
@@ -64,6 +64,15 @@ LONG_CPP = (
     "On/OutOfMemory.InAnyAllocationOfAStepLosesNothing/ItsOwnThread",
     "ScatterInto.EqualsThePlainLoopWhere.*<(double|hvd_sparse::.*)>",
 )
+# Folders and files of one framework alone; pages are of none.
+OWN_PATHS = {
+    "torch": ("hvd_sparse/pytorch/", "hvd_sparse/torch/", "hvd_sparse/ddp/", "tests/parallel/"),
+    "tensorflow": (
+        "hvd_sparse/tensorflow/",
+        "tests/parallel_tensorflow/",
+        "csrc/bindings/tensorflow",
+    ),
+}
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -130,19 +139,17 @@ def pytest_stage(
     cores: Cores = Cores.ONE,
     marked: str = "not long",
     environment: str = "",
-    plugin: str = "",
     part: str = "",
 ) -> Stage:
     """Returns a stage that runs pytest alone, or on `ranks` processes, the first of which reports.
 
     `what` are paths and further options. `environment`, as in "NAME=value", is a variable for
-    several processes. pytest loads `plugin`, and runs the `part` of the tests that options of
-    tests/shares.py tell, as in "--every=4 --share=1/2".
+    several processes. pytest runs the `part` of the tests that options of tests/shares.py tell: as
+    in "--every=4 --share=1/2".
     """
     report = REPORTS / f"{name.replace(' ', '-')}.xml"
     color = "yes" if sys.stdout.isatty() else "no"  # mpirun always pretends to be a terminal
     options = ["-q", "-p", "no:cacheprovider", f"--color={color}", "-m", marked]
-    options += ["-p", plugin] if plugin else []
     options += ["-p", "tests.shares", *part.split()] if part else []
     silent = [sys.executable, "-m", "pytest", *options, *what]
     reporting = [*silent, f"--junit-xml={report}"]
@@ -209,26 +216,8 @@ def stages(framework: str) -> Iterator[Stage]:
         yield pytest_stage("jobs", "tests/jobs", *others, cores=Cores.SOME, marked=marked)
         yield pytest_stage("ddp jobs", *DDP_JOBS, cores=Cores.SOME)
         yield pytest_stage("faults", *FAULTS, cores=Cores.SOME)
-        # After unit tests, one of which makes an sdist, too: all are made in one folder.
-        alone = [sys.executable, "tools/try_torch_alone.py"]
-        yield Stage("torch alone", alone, cores=Cores.SOME, seconds=TORCH_ALONE_SECONDS)
-        for name, folder, ranks in (
-            ("emulated GPU", "tests/devices", 0),
-            ("emulated GPU on 2", "tests/parallel", 2),
-        ):
-            yield pytest_stage(
-                name,
-                folder,
-                ranks=ranks,
-                cores=Cores.SOME,
-                marked="gpu",
-                plugin="tests.emulated_core",
-                part=SMALL_PART,
-            )
 
     yield cpp_stage("--exclude-regex")
-    if shutil.which("nvcc"):  # compiles for GPUs, but needs none
-        yield Stage("CUDA", ["make", "cudaends"])
     if framework in ("all", "torch"):
         part = TORCH_PART + TOGETHER
         yield pytest_stage("parallel on 3", "tests/parallel", ranks=3, cores=Cores.ALL, part=part)
@@ -274,6 +263,10 @@ def long_stages(framework: str) -> Iterator[Stage]:
             )
             yield ddp_stage(ranks, Cores.ALL, marked="")
         yield pytest_stage("long jobs", "tests/jobs", cores=Cores.ALL, marked="long")
+        # After unit tests, one of which makes an sdist, too: all are made in one folder.
+        alone = [sys.executable, "tools/try_torch_alone.py"]
+        yield Stage("torch alone", alone, seconds=TORCH_ALONE_SECONDS)
+        yield Stage("demo", ["make", "-o", "build", "demo"])
     yield cpp_stage("--tests-regex")
     if framework in ("all", "torch"):
         yield Stage("emulated GPU", ["make", "-o", "build", "emulated"])
@@ -368,12 +361,38 @@ def run_all(wanted: list[Stage]) -> Iterator[tuple[Stage, Outcome]]:
             yield from zip(group, threads.map(run, group), strict=True)
 
 
+def changed_paths() -> list[str]:
+    """Returns the files that were changed since the last commit, else those that it changed."""
+
+    def said_by(*command: str) -> list[str]:
+        done = subprocess.run(
+            ["git", *command], cwd=ROOT, check=True, capture_output=True, text=True
+        )
+        return done.stdout.splitlines()
+
+    changed = said_by("diff", "--name-only", "HEAD")
+    changed += said_by("ls-files", "--others", "--exclude-standard")
+    return changed or said_by("diff", "--name-only", "HEAD~1", "HEAD")
+
+
+def framework_of(paths: Sequence[str]) -> str:
+    """Returns the framework that a change of some files concerns: one, "all" or "none"."""
+    found = set()
+    for path in paths:
+        owners = [name for name, own in OWN_PATHS.items() if path.startswith(own)]
+        if not path.endswith(".md"):
+            found |= set(owners or OWN_PATHS)
+    return "all" if len(found) > 1 else next(iter(found), "none")
+
+
 def main() -> None:
     """Runs the stages; the exit status is 0 if all of them passed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--framework", choices=("all", "torch", "tensorflow"), default="all")
     parser.add_argument("--long", action="store_true", help="what is left out otherwise, alone")
+    parser.add_argument("--changed", action="store_true", help="only what a change concerns")
     args = parser.parse_args()
+    framework = framework_of(changed_paths()) if args.changed else args.framework
     shutil.rmtree(REPORTS, ignore_errors=True)
     REPORTS.mkdir(parents=True)
 
@@ -381,7 +400,7 @@ def main() -> None:
     lines = []
     failures = []
     wanted = long_stages if args.long else stages
-    for stage, outcome in run_all(list(wanted(args.framework))):
+    for stage, outcome in run_all(list(wanted(framework))):
         total += outcome.count
         if outcome.count.failed:
             failures += [f"-- {stage.name}:", *gist(outcome.output)]

@@ -10,6 +10,8 @@ from paper_models import MODELS
 
 from tests.jobs.launch import free_port, mpirun, run
 
+pytestmark = pytest.mark.long  # it looks at benchmarks alone
+
 MODES = [
     "compute",
     "DDP",

@@ -18,6 +18,8 @@ from tests.docs.pages import blocks
 from tests.docs.run_blocks import PASSED
 from tests.jobs.launch import mpirun
 
+pytestmark = pytest.mark.long  # it looks at pages alone
+
 RANKS = 2
 ADVICE = (
     "What a reader need not see, such as a model to work with, goes into a comment before the "

@@ -10,6 +10,8 @@ from virtual_cluster import why_not
 
 from tests.jobs.launch import mpirun, run
 
+pytestmark = pytest.mark.long  # it looks at benchmarks alone
+
 PROGRAM = [sys.executable, "benchmarks/time_to_loss.py"]
 TITLES = ("dense", "prototype: own Adam, g^2/P, warm-up 50", "average every 10")
 

@@ -15,6 +15,8 @@ from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.sparsifiers import as_sparsifier
 
+pytestmark = pytest.mark.long  # it looks at benchmarks alone
+
 
 def transfers(size, collective, k=300, numel=4000):
     """Returns names and bytes, sent and received, of each rank's transfers in a real exchange."""

@@ -19,6 +19,8 @@ from hvd_sparse import cli
 from hvd_sparse.compression import LAGS, SBC, Compression, Dense, GaussianK, GTopK, ThreeLC, TopK
 from tests.docs.pages import ROOT, commands_in, named_commands, pages, parse, shell_commands
 
+pytestmark = pytest.mark.long  # it looks at pages alone
+
 PAGES = [pytest.param(page, id=page.name) for page in pages()]
 PRESETS = {
     preset.__name__: preset for preset in (LAGS, GTopK, GaussianK, TopK, SBC, Dense, ThreeLC)

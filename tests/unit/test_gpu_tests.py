@@ -10,6 +10,8 @@ import pytest
 from gpu_tests import PARTS, Device, Summary, figures, reasons, run_parts
 from run_tests import Count, Outcome, Stage
 
+pytestmark = pytest.mark.long  # it looks at tools alone
+
 GPU = Device("90")
 NO_GPU = Device(missing="no device: libcuda.so.1 is not there")
 

@@ -15,6 +15,8 @@ from learning_tasks import TASKS
 from progress import correlations, points, within_families
 from time_to_loss import FINALISTS, FOR_ADAM, FOR_SGD, SAME_WITHOUT_A_NETWORK, TODAY
 
+pytestmark = pytest.mark.long  # it looks at benchmarks alone
+
 RUN = Run("transformer", "Dense", 0.1, 100)
 
 

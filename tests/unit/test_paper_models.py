@@ -8,6 +8,8 @@ import pytest
 from paper_figures import GTOPK_TABLE, LAGS_TABLE
 from paper_models import MODELS
 
+pytestmark = pytest.mark.long  # it looks at benchmarks alone
+
 
 @pytest.mark.parametrize(
     ("name", "parameters"),

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 import yaml
+
+pytestmark = pytest.mark.long  # it looks at tools alone
 
 ROOT = Path(__file__).resolve().parents[2]
 

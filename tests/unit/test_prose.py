@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long  # it looks at pages alone
+
 ROOT = Path(__file__).resolve().parents[2]
 FRAGMENT = re.compile(r"(What|Of|Whether|The same|As|Likewise|Where|Who|Whose)\b")
 MOST = 0.02  # of the sentences that begin a line

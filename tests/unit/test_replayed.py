@@ -27,6 +27,8 @@ from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.places import step_clock
 from hvd_sparse.places.step_clock import StepClock
 
+pytestmark = pytest.mark.long  # it looks at benchmarks alone
+
 
 class Time:
     """A clock for tests, whose sleeps always take a little too long."""

@@ -15,12 +15,15 @@ from run_tests import (
     Count,
     Stage,
     count_of,
+    framework_of,
     gist,
     long_stages,
     run,
     run_all,
     stages,
 )
+
+pytestmark = pytest.mark.long  # it looks at tools alone
 
 REPORT = "<suite><testcase/><testcase><skipped/></testcase>{}</suite>"
 
@@ -95,6 +98,20 @@ def test_the_gist_of_a_stage_has_what_tests_on_a_gpu_print_when_they_fail():
     ]
     assert gist(["Start 12", *said, "========= COMPUTE-SANITIZER", "done"]) == said
     assert gist(said, 2) == said[:2]
+
+
+@pytest.mark.parametrize(
+    ("paths", "framework"),
+    [
+        (["README.md", "docs/ddp.md"], "none"),
+        (["docs/ddp.md", "hvd_sparse/ddp/host.py"], "torch"),
+        (["tests/parallel_tensorflow/turns.py"], "tensorflow"),
+        (["hvd_sparse/ddp/host.py", "hvd_sparse/tensorflow/host.py"], "all"),
+        (["csrc/comm/nodes.cc"], "all"),
+    ],
+)
+def test_a_change_concerns_a_framework_none_or_all(paths, framework):
+    assert framework_of(paths) == framework
 
 
 @pytest.mark.parametrize("pattern", LONG_CPP)

@@ -9,6 +9,8 @@ import pytest
 import sanitize_cuda
 from sanitize_cuda import tests_in as names_in
 
+pytestmark = pytest.mark.long  # it looks at tools alone
+
 # A program with tests, as GoogleTest makes it, and a sanitizer that finds an error in one of them;
 # its exit status says nothing about the program.
 PROGRAM = """#!{python}

@@ -10,6 +10,8 @@ from selection_sets import Memory
 
 from hvd_sparse.errors import UnavailableError
 
+pytestmark = pytest.mark.long  # it looks at benchmarks alone
+
 NUMEL, DENSITY = 3000, 0.01
 
 

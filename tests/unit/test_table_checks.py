@@ -11,6 +11,8 @@ from table_checks import (
     repetition_problems,
 )
 
+pytestmark = pytest.mark.long  # it looks at benchmarks alone
+
 RATE = 100e6
 SIZES = (8_000, 128_000, 2_000_000)
 

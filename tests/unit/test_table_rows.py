@@ -33,6 +33,8 @@ from hvd_sparse.collectives import COLLECTIVES
 from hvd_sparse.planning.network import Network
 from hvd_sparse.planning.profile import LayerProfile, Machine, Profile
 
+pytestmark = pytest.mark.long  # it looks at benchmarks alone
+
 RESNET = LAGS_TABLE[0]
 LAGS = "LAGS(density=0.001, warmup=None)"
 EFFORT = Effort(repeat=20, steps=3, dense_steps=1, turns=2, untimed=0, memory=20 * GIB, timeout=1)
