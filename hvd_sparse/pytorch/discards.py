@@ -76,7 +76,7 @@ class Discards:
         exchange = self._exchange
         if exchange.phase is not Phase.EXCHANGED or slots == []:
             return
-        if not exchange.driven.state.remembers:
+        if not exchange.driven.can_undo:
             raise GradientInFlightError(
                 "the gradients of an exchanged step are thrown away, and the residuals before it "
                 "were not kept, since optimizer.step() has exchanged the gradients of the steps "

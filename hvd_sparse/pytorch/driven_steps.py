@@ -251,11 +251,7 @@ class DrivenSteps:
         self._stream.begin()
         self._used.clear()
         momentum, dampening = self._momentum.of_step()
-        if self.remembers:
-            self.state.remember()
-            self._was_pending, self._former_rates = self.pending, self._rates.state()
-        else:
-            self.state.forget()
+        self._was_pending, self._former_rates = self.pending, self._rates.state()
         self._check_finite = self.state.begin(
             self._steps,
             loss_scale=self.loss_scale.value,
@@ -263,6 +259,15 @@ class DrivenSteps:
             dampening=dampening,
             stream=self._stream.number,
         )
+        if not self.remembers:
+            self.state.forget()
+        elif self._check_finite:
+            self.state.remember()
+
+    @property
+    def can_undo(self) -> bool:
+        """True if `undo` can restore the state before the last step."""
+        return self.state.remembers or not self._check_finite
 
     @torch.no_grad()
     def undo(self, names: Container[str]) -> None:
@@ -271,7 +276,8 @@ class DrivenSteps:
         Args:
             names: The parameters whose part of the step is undone.
         """
-        self.state.undo(names)
+        if self._check_finite:  # otherwise nothing was taken
+            self.state.undo(names)
         self._rates.load(
             {
                 name: self._former_rates.get(name, rate) if name in names else rate

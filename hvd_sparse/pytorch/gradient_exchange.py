@@ -291,7 +291,7 @@ class GradientExchange:
         except NonFiniteGradientError:
             if not self.driven.loss_scale.skips:
                 raise
-            if self.driven.state.remembers:  # the scaler throws this step away
+            if self.driven.can_undo:  # the scaler throws this step away
                 self.driven.undo(self.parameters)
             for slot in self.slots:
                 slot.mark_not_finite()

@@ -203,7 +203,7 @@ class PlainSteps(StepWay):
 
     def settle(self, *, quietly: bool = False) -> None:
         """Undoes a step that was thrown away; no update is in flight."""
-        if not quietly or self.exchange.driven.state.remembers:
+        if not quietly or self.exchange.driven.can_undo:
             self.discards.settle()
 
     def undo_unfinished(self) -> None:
