@@ -81,8 +81,10 @@ class Renewal(renewal.Renewal[StepWay]):
         if self.way is not None:
             self._stats = self.way.exchange.stats
             self._follows_rates = self.way.exchange.rates.followed
-        was_pending = self.pending
+        was_pending, ending = self.pending, self.way
         super().give_up()
+        if ending is not None:
+            state.give_back_momentum(ending.exchange)
         if not was_pending:
             self._wait_for_a_gradient()
 
@@ -107,6 +109,7 @@ class Renewal(renewal.Renewal[StepWay]):
 
     def _inherit(self, way: StepWay, held: dict[str, Any] | None) -> None:
         with torch.no_grad():
+            state.load(way, None)  # for what is not inherited
             inherit(Successor(way, self._host), held, self.policy)
         way.exchange.stats = self._stats
         if not self._follows_rates:
