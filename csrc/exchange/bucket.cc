@@ -1,5 +1,7 @@
 #include "csrc/exchange/bucket.h"
 
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "csrc/base/error.h"
@@ -8,6 +10,7 @@
 #include "csrc/exchange/enqueued_step.h"
 #include "csrc/exchange/node_step.h"
 #include "csrc/exchange/sparse_step.h"
+#include "csrc/exchange/too_large.h"
 
 namespace hvd_sparse {
 namespace {
@@ -77,6 +80,27 @@ std::string Bucket::Problem() const {
   if (record_.overflows == 0) return "";
   return Concat("the sum of the gradients in bucket '", name, "' overflows in ", record_.overflows,
                 " entries");
+}
+
+float Bucket::LargestKept(int ranks) const {
+  const Verdict verdict = record_.verdict;
+  // A bad gradient was not added to the residual, but it may be the residual that is too large.
+  const bool is_too_large = verdict.IsBadGradient()
+                                ? verdict.fault() != GradientFault::kHoldsNonFinite
+                                : verdict.IsOverflow() || record_.overflows > 0;
+  if (!is_too_large) return INFINITY;
+  const Launch& launch = record_.launch;
+  const float scale = launch.output_scale / launch.loss_scale;
+  float largest = INFINITY;
+  for (const GradView& gradient : launch.gradients) {
+    largest = std::min(largest, LargestSummand(gradient.dtype, scale, ranks));
+  }
+  return largest;
+}
+
+void Bucket::DropAbove(float largest, const Kernels& kernels) const {
+  hvd_sparse::DropAbove(largest, record_.launch.residual, kernels);
+  hvd_sparse::DropAbove(largest, record_.launch.velocity, kernels);
 }
 
 }  // namespace hvd_sparse
