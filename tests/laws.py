@@ -14,8 +14,10 @@ from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
+import pytest
 
 from hvd_sparse import _core
+from hvd_sparse.errors import NonFiniteGradientError
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import BYTES, Buffer
 from hvd_sparse.sparsifiers import SPARSIFIERS, HardThreshold, Sparsifier, as_sparsifier
@@ -208,6 +210,16 @@ def check_nothing_is_lost(ranks: list[Step]) -> None:
 def check_something_was_applied(ranks: list[list[Step]]) -> None:
     """Rules out keeping all of a non-zero gradient in the residuals, which breaks no other law."""
     assert any(step.total.any() for step in ranks[0])
+
+
+def refused_for_an_overflow(me: Rank) -> None:
+    """Refuses a step whose sum overflows; its cause must leave the residual, and nothing else."""
+    gradient = np.full(me.numel, 2, np.float32)
+    gradient[: me.numel // 2] = 3e38
+    with pytest.raises(NonFiniteGradientError, match=r"(overflows|exceeds) .* entries up to"):
+        me.step(gradient)
+    assert me.residual.tobytes() == np.where(gradient > 2, 0, gradient).tobytes()
+    me.step(np.ones(me.numel, np.float32))
 
 
 def check_laws(ranks: list[list[Step]]) -> None:

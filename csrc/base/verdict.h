@@ -28,7 +28,7 @@ namespace hvd_sparse {
 enum class GradientFault : std::int32_t {
   kUnchecked = 0,
   kHoldsNonFinite = 1 << 29,
-  kBeyondFloat32 = 1 << 30,  ///< finite in its own number type
+  kBeyondFloat32 = 1 << 30,  ///< finite in its own number type; or beyond what a message carries
 };
 
 class Verdict {

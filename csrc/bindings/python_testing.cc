@@ -94,10 +94,10 @@ class DenseCoder {
     RequireSize(all.residual.size);
     const py::gil_scoped_release release;
     bytes_ = 0;
-    std::int64_t not_finite = 0;
+    std::int64_t refused = 0;
     ForChunks([&](std::int64_t begin, std::int64_t size) {
       const Feedback part{all.grad.Sub(begin, size), 1, 1, all.residual.Sub(begin, size)};
-      bytes_ += AccumulateAndTakeCoded(format_, part, code_.data() + bytes_, &not_finite);
+      bytes_ += AccumulateAndTakeCoded(format_, part, code_.data() + bytes_, &refused);
     });
     return bytes_;
   }

@@ -47,6 +47,7 @@ struct Launch {
   StreamHandle stream = 0;          ///< of a device: the work that writes the gradients is on it
   double ready = 0;                 ///< when the last gradient came, SteadySeconds; 0: now
   bool masks_velocity = true;       ///< the velocity of delivered entries becomes 0
+  float loss_scale = 1;             ///< the part of output_scale that is the gradients' loss scale
 
   /// Returns the velocity of which delivered entries become 0; an empty one if none does.
   Span<float> MaskedVelocity() const { return masks_velocity ? velocity : Span<float>(); }

@@ -108,12 +108,12 @@ bool ShardSum::IsOwn(const Piece& piece) const {
   return Overlap(Shard(rank_), piece.range).size() > 0;
 }
 
-void ShardSum::Take(Span<float> values) {
+std::int64_t ShardSum::Take(Span<float> values) {
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     const Range range = pieces_[i].range;
     taken_[i].feedback = {{}, 1, 1, values.Sub(range.begin, range.size())};
   }
-  TakeAll();
+  return TakeAll();
 }
 
 std::int64_t ShardSum::AccumulateAndTake(Span<const Feedback> feedback) {

@@ -64,11 +64,12 @@ class ShardSum {
   void Prepare();
 
   /// Moves values, which are finite, to the messages; their rounding errors remain. Needs Prepare;
-  /// does not fail.
-  void Take(Span<float> values);
+  /// does not fail. Returns the number of values that the format does not carry.
+  std::int64_t Take(Span<float> values);
 
   /// Like Take of a residual, but applies error feedback first, in the same pass; `feedback` has
-  /// that of each piece. Returns the number of results that were not finite.
+  /// that of each piece. Returns the number of results that were not finite, or that the
+  /// format does not carry.
   std::int64_t AccumulateAndTake(Span<const Feedback> feedback);
 
   /// Sums what all ranks have taken. `values` is what was left of this rank's bucket: the error of

@@ -231,7 +231,9 @@ class ShardSum::Step {
         continue;
       }
       std::uint8_t* const code = sum_.own_sum_[chunk % kSlots].data() + filled;
-      const std::int64_t bytes = TakeCoded(sum_.format_, sums, code);
+      std::int64_t not_carried = 0;
+      const std::int64_t bytes = TakeCoded(sum_.format_, sums, code, &not_carried);
+      if (not_carried > 0) overflows_ = true;
       work.Keep(sums, values_.Sub(piece.range.begin, piece.range.size()));
       DecodeInto(sum_.format_.values, {code, bytes}, sums);
       write_(piece.range, sums);

@@ -1,5 +1,7 @@
 #include "csrc/exchange/bucket.h"
 
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "csrc/base/error.h"
@@ -8,6 +10,7 @@
 #include "csrc/exchange/enqueued_step.h"
 #include "csrc/exchange/node_step.h"
 #include "csrc/exchange/sparse_step.h"
+#include "csrc/exchange/too_large.h"
 
 namespace hvd_sparse {
 namespace {
@@ -22,17 +25,23 @@ std::unique_ptr<BucketStep> StepByCallsFor(StepRecord* record, NodePlace place) 
   return std::make_unique<SparseStep>(record);
 }
 
+/// The range of what values on the wire carry, as shown to users.
+const char* RangeOf(Values values) {
+  return values == Values::kFloat16 ? "the range of float16 messages (5.5e11)"
+                                    : "float32's range (3.4e38)";
+}
+
 /// The fault as shown to users, after the gradient's name.
-const char* TextOf(GradientFault fault) {
+std::string TextOf(GradientFault fault, Values values) {
   switch (fault) {
     case GradientFault::kBeyondFloat32:
-      return "exceeds float32's range (3.4e38), alone or added to its residual or velocity";
+      return Concat("exceeds ", RangeOf(values), ", alone or added to its residual or velocity");
     case GradientFault::kHoldsNonFinite:
       return "holds NaN or Inf";
     case GradientFault::kUnchecked:
       break;
   }
-  return "holds NaN or Inf, or exceeds float32's range (3.4e38)";
+  return Concat("holds NaN or Inf, or exceeds ", RangeOf(values));
 }
 
 }  // namespace
@@ -68,15 +77,36 @@ std::string Bucket::Problem() const {
     const Collective& collective = record_.collective;
     const bool nodes = collective.AsSparse() != nullptr && collective.SumsNodesFirst();
     return Concat("the sum of the ", nodes ? "residuals of a node or of all nodes" : "gradients",
-                  " in bucket '", name, "' overflows");
+                  " in bucket '", name, "' overflows ", RangeOf(record_.spec.wire.values));
   }
   if (verdict.IsBadGradient()) {
     return Concat("the gradient of rank ", verdict.rank(), " in bucket '", name, "' ",
-                  TextOf(verdict.fault()));
+                  TextOf(verdict.fault(), record_.spec.wire.values));
   }
   if (record_.overflows == 0) return "";
   return Concat("the sum of the gradients in bucket '", name, "' overflows in ", record_.overflows,
                 " entries");
+}
+
+float Bucket::LargestKept(int ranks) const {
+  const Verdict verdict = record_.verdict;
+  // A bad gradient was not added to the residual, but it may be the residual that is too large.
+  const bool is_too_large = verdict.IsBadGradient()
+                                ? verdict.fault() != GradientFault::kHoldsNonFinite
+                                : verdict.IsOverflow() || record_.overflows > 0;
+  if (!is_too_large) return INFINITY;
+  const Launch& launch = record_.launch;
+  const float scale = launch.output_scale / launch.loss_scale;
+  float largest = LargestCarried(record_.spec.wire.values) / 2 / static_cast<float>(ranks);
+  for (const GradView& gradient : launch.gradients) {
+    largest = std::min(largest, LargestSummand(gradient.dtype, scale, ranks));
+  }
+  return largest;
+}
+
+void Bucket::DropAbove(float largest, const Kernels& kernels) const {
+  hvd_sparse::DropAbove(largest, record_.launch.residual, kernels);
+  hvd_sparse::DropAbove(largest, record_.launch.velocity, kernels);
 }
 
 }  // namespace hvd_sparse

@@ -76,10 +76,18 @@ class Bucket {
   /// The number of results that are not finite in the number type of their gradient.
   std::int64_t overflows() const { return record_.overflows; }
 
+  /// Returns the largest magnitude that residual and velocity may keep of the step, if that was
+  /// refused because sums of these entries over `ranks` ranks are too large; else infinity. Equal
+  /// on all ranks, and valid when verdict() is.
+  float LargestKept(int ranks) const;
+
   /// Puts back all entries that were taken: residual and velocity are then what they were after
   /// error feedback, bit for bit. Nothing was applied, so nothing is lost. A step that was enqueued
   /// on a device can be put back at any time.
   void PutBack(const Kernels& kernels) { step_->PutBack(kernels); }
+
+  /// Drops what exceeds `largest` from the residual and the velocity of a step that was put back.
+  void DropAbove(float largest, const Kernels& kernels) const;
 
   /// Commits the step: the residual is what this rank has yet to send, and the velocity of
   /// delivered entries is zero. Valid when the step has arrived. Does not fail: other ranks may

@@ -26,7 +26,7 @@ void DenseNodeStep::Sum(Communicator& comm, const Kernels& kernels,
   const bool finite = node_.Add(record_.launch.residual, &identity, inside);
   const Span<float> values = node_.values();
   if (!finite) std::fill(values.begin(), values.end(), 0.0f);  // no rank will apply this step
-  sum_.Take(values);
+  if (sum_.Take(values) > 0) identity.verdict.Note(Verdict::Overflow());
   DenseBlock& own = shards_[static_cast<std::size_t>(place.local_rank)];
   own.Reset(values.size);
   const auto keep = [&](Range range, Span<const float> sums) {

@@ -1,7 +1,10 @@
 #include "csrc/exchange/dense_path.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
+
+#include "csrc/exchange/too_large.h"
 
 namespace hvd_sparse {
 
@@ -54,8 +57,12 @@ void DensePath::Join(const DenseInFlight& op, const std::vector<GradView>& gradi
     has_rounding = has_rounding_[op.number];
     stream = stream_;
   }
-  Joined joined{op, {}};
-  for (const GradView& gradient : gradients) joined.numels.push_back(gradient.numel);
+  Joined joined{op, {}, INFINITY};
+  const float scale = 1 / (op.scale * op.loss_scale);
+  for (const GradView& gradient : gradients) {
+    joined.numels.push_back(gradient.numel);
+    joined.largest = std::min(joined.largest, LargestSummand(gradient.dtype, scale, ranks_));
+  }
   if (!joins) {
     if (has_rounding) Decay(joined, stream);
     return;
@@ -81,9 +88,17 @@ void DensePath::Decay(const Joined& one, StreamHandle stream) const {
   }
 }
 
-void DensePath::Refuse() {
+/// Leaves residual and velocity of an op whose sum is not applied.
+void DensePath::Keep(const Joined& one, bool sum_is_finite) const {
+  Decay(one, stream_);
+  if (sum_is_finite) return;
+  kernels_.Follow(kernels_.EndOf(stream_).get());
+  DropAbove(one.largest, one.op.residual, kernels_);
+}
+
+void DensePath::Refuse(bool sums_are_finite) {
   const std::lock_guard lock(mutex_);
-  for (const Joined& one : joined_) Decay(one, stream_);
+  for (const Joined& one : joined_) Keep(one, sums_are_finite);
   joined_.clear();
   refused_ = true;
 }
@@ -94,7 +109,7 @@ void DensePath::SettleOp(std::size_t op, bool refused) {
   const auto found = std::find_if(joined_.begin(), joined_.end(),
                                   [op](const Joined& one) { return one.op.number == op; });
   if (found == joined_.end()) return;
-  refused ? Decay(*found, stream_) : Set(*found);
+  refused ? Keep(*found, /*sum_is_finite=*/false) : Set(*found);
   joined_.erase(found);
 }
 

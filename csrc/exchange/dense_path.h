@@ -33,13 +33,16 @@ struct DenseInFlight {
   float momentum = 0;              ///< of the velocity
   float gain = 1;                  ///< of the gradients, before anything is added
   float scale = 1;                 ///< of the gradients, relative to residual and velocity
+  float loss_scale = 1;            ///< the part of 1 / scale that is the gradients' loss scale
 };
 
 class DensePath {
  public:
-  /// `kernels`: those of the device on which everything lies.
-  DensePath(std::size_t ops, const Kernels& kernels)
-      : kernels_(kernels),
+  /// `ranks`: those over which gradients are summed; `kernels`: those of the device on which
+  /// everything lies.
+  DensePath(std::size_t ops, int ranks, const Kernels& kernels)
+      : ranks_(ranks),
+        kernels_(kernels),
         pending_(ops, true),
         has_rounding_(ops, false),
         any_pending_(ops > 0),
@@ -64,11 +67,12 @@ class DensePath {
   void Join(const DenseInFlight& op, const std::vector<GradView>& gradients);
 
   /// Refuses the step, which no rank applies: residuals and velocities stay. Residuals still decay,
-  /// like those of ops that are exchanged.
-  void Refuse();
+  /// like those of ops that are exchanged. Unless the dense sums are finite, entries of the
+  /// residuals that were added to them are dropped if they alone could make a sum too large.
+  void Refuse(bool sums_are_finite);
 
   /// Ends the step for one op, before the others: sets residual and velocity as Settle does, or
-  /// leaves them as Refuse does, on all ranks alike.
+  /// leaves them as Refuse does for its sum, on all ranks alike.
   void SettleOp(std::size_t op, bool refused);
 
   /// Ends the step. Unless it was refused, sets the residuals that were added to their rounding
@@ -79,11 +83,14 @@ class DensePath {
   struct Joined {
     DenseInFlight op;
     std::vector<std::int64_t> numels;  // of its gradients
+    float largest = 0;                 // that all residuals may hold, if the sum is to be finite
   };
 
   void Decay(const Joined& one, StreamHandle stream) const;
+  void Keep(const Joined& one, bool sum_is_finite) const;
   void Set(const Joined& one);
 
+  const int ranks_;
   const Kernels& kernels_;
   mutable std::mutex mutex_;
   StreamHandle stream_ = 0;

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <utility>
 
 #include "csrc/base/clock.h"
 #include "csrc/base/error.h"
 #include "csrc/devices/kernels_for.h"
 #include "csrc/exchange/intent.h"
+#include "csrc/exchange/refusal.h"
 
 namespace hvd_sparse {
 
@@ -238,15 +240,21 @@ const BucketStats& Exchange::Stats(int bucket) const {
 /// Commits an arrived bucket, or undoes its part in the step if `why` says that no rank applies it.
 /// The caller holds the mutex.
 void Exchange::Settle(const std::string& why, Slot* slot) {
-  if (slot->selected) {
-    why.empty() ? slot->bucket->Commit() : slot->bucket->PutBack(*slot->kernels);
+  if (std::exchange(slot->selected, false)) {
+    Bucket& bucket = *slot->bucket;
+    if (why.empty()) {
+      bucket.Commit();
+    } else {
+      bucket.PutBack(*slot->kernels);
+      const float largest = bucket.LargestKept(Size());
+      if (std::isfinite(largest)) bucket.DropAbove(largest, *slot->kernels);
+    }
   }
-  slot->selected = false;
   slot->written.reset();
 }
 
 void Exchange::CommitBuckets(const std::vector<int>& buckets, const std::string& refuse) {
-  std::string why;
+  Refusal refusal;
   {
     std::unique_lock lock(mutex_);
     if (ended_) {
@@ -257,23 +265,20 @@ void Exchange::CommitBuckets(const std::vector<int>& buckets, const std::string&
       Slot& slot = SlotOf(id);
       Require(slot.state == State::kArrived, "bucket '", slot.bucket->spec().name,
               "' is committed once in a step, after it has arrived");
-      if (why.empty()) why = slot.bucket->Problem();
+      refusal.Note(*slot.bucket, Size());
     }
-    if (why.empty()) why = refuse;
+    if (refusal.why.empty()) refusal.why = refuse;
     for (const int id : buckets) {
       Slot& slot = SlotOf(id);
-      Settle(why, &slot);
+      Settle(refusal.why, &slot);
       slot.state = State::kCommitted;
     }
   }
-  if (!why.empty()) {
-    Throw(ErrorKind::kNonFinite, why,
-          ": no rank applies this part of the step, and the residuals keep all its finite entries");
-  }
+  refusal.ThrowIfAny("part of the step");
 }
 
 void Exchange::Commit(const std::string& refuse) {
-  std::string why;
+  Refusal refusal;
   {
     std::unique_lock lock(mutex_);
     if (ended_) {
@@ -285,20 +290,17 @@ void Exchange::Commit(const std::string& refuse) {
       Bucket& bucket = *slot->bucket;
       Require(slot->state == State::kArrived, "the step cannot end: bucket '", bucket.spec().name,
               "' is in flight");
-      if (why.empty()) why = bucket.Problem();
+      refusal.Note(bucket, Size());
     }
-    if (why.empty()) why = refuse;
+    if (refusal.why.empty()) refusal.why = refuse;
     for (auto& slot : slots_) {
-      Settle(why, slot.get());
+      Settle(refusal.why, slot.get());
       slot->state = State::kIdle;
     }
     ++steps_;
     comm_->Committed(steps_);
   }
-  if (!why.empty()) {
-    Throw(ErrorKind::kNonFinite, why,
-          ": no rank applies this step, and the residuals keep all its finite entries");
-  }
+  refusal.ThrowIfAny("step");
 }
 
 void Exchange::Check() { CheckBy(&Communicator::Check); }

@@ -95,7 +95,8 @@ class Exchange {
   /// Commits the rest of the step, once Wait has returned true for every started bucket.
   ///
   /// Throws NonFinite, on every rank alike, if a gradient or a sum was not finite, or if `refuse`
-  /// is not empty (also on all ranks alike): every residual is then what it was after Accumulate.
+  /// is not empty (also on all ranks alike): every residual is then what it was after Accumulate,
+  /// but for entries whose sum is too large (Bucket::LargestKept), which would be refused again.
   void Commit(const std::string& refuse);
 
   /// Returns the seconds of each of `repetitions` swaps of `bytes` bytes with `peer`, which makes

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "csrc/base/clock.h"
+#include "csrc/wire/value_coding.h"
 
 namespace hvd_sparse {
 namespace {
@@ -57,6 +58,9 @@ void NodeStep::Sum(Communicator& comm, const Kernels& kernels,
     record_.collective.AsSparse()->Trim(inside.k, node_.values(), kernels, &selected);
   }
   record_.stats.selected = selected.count();
+  if (CountNotCarried(record_.spec.wire.values, {selected.values(), selected.count()}) > 0) {
+    record_.own_verdict.Note(Verdict::Overflow());
+  }
   CollectiveContext between = ContextOf(groups.between, kernels);
   blocks_.Reduce(&between, node_.values());
 

@@ -1,5 +1,7 @@
 #include "csrc/exchange/sparse_step.h"
 
+#include "csrc/wire/value_coding.h"
+
 namespace hvd_sparse {
 
 SparseStep::SparseStep(StepRecord* record)
@@ -25,6 +27,7 @@ std::int64_t SparseStep::Take(const Kernels& kernels) {
     throw;
   }
   record_.stats.selected = selected.count();
+  not_finite += CountNotCarried(record_.spec.wire.values, {selected.values(), selected.count()});
   return not_finite;
 }
 

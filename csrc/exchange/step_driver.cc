@@ -171,7 +171,7 @@ StepDriver::PendingError::~PendingError() {
 /// NaN in the gradients take its place.
 std::exception_ptr StepDriver::Refuse(const Error& error) {
   try {
-    dense_path_.Refuse();
+    dense_path_.Refuse(sums_.finite());
     if (rules_.non_finite != NonFinite::kMark) return std::make_exception_ptr(error);
     const std::lock_guard lock(mutex_);
     op_states_.Mark(memory_.origin);
@@ -214,7 +214,7 @@ void StepDriver::CallEndDone(const Done& done) {
 
 void StepDriver::EndStep() {
   const bool exchanges = layout_.Exchanges();
-  if (!exchanges && !sums_.finite()) dense_path_.Refuse();
+  if (!exchanges && !sums_.finite()) dense_path_.Refuse(false);
   bool counts = false;
   kernels_.Follow(nullptr);
   {

@@ -18,7 +18,7 @@ StepEngine::StepEngine(Exchange* exchange, std::vector<OpGradients> ops,
       layout_(std::move(ops)),
       op_states_(layout_.size()),
       timer_(layout_.size(), kernels_),
-      dense_path_(layout_.size(), kernels_),
+      dense_path_(layout_.size(), exchange->Size(), kernels_),
       sampler_(rules_.measure_every, kernels_) {
   layout_.Adopt(std::move(buckets));
 }
@@ -223,7 +223,7 @@ void StepEngine::Commit(const std::string& refuse) {
   } catch (...) {
     const Error error = EndByCaught("the end of a step");
     if (error.kind() == ErrorKind::kNonFinite) {
-      dense_path_.Refuse();
+      dense_path_.Refuse(refuse.empty());
       EndStep(true);
     }
     throw error;

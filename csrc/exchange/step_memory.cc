@@ -46,6 +46,7 @@ DenseInFlight DenseInFlightOf(std::size_t op, std::vector<float> decays, const S
   dense.decays = std::move(decays);
   dense.momentum = memory.momentum;
   dense.scale = layout.bucket_of(op).scale / memory.loss_scale;
+  dense.loss_scale = memory.loss_scale;
   return dense;
 }
 
@@ -69,6 +70,7 @@ Launch LaunchOf(std::size_t bucket, std::vector<GradView> gradients, std::vector
   launch.gradients = std::move(gradients);
   launch.ks = driven.KsAt(steps);
   launch.output_scale = driven.output_scale * memory.loss_scale;
+  launch.loss_scale = memory.loss_scale;
   launch.stream = memory.origin.stream;
   return launch;
 }

@@ -7,6 +7,7 @@
 #include "csrc/base/buffer.h"
 #include "csrc/kernels/cpu_scatter.h"
 #include "csrc/wire/dense_work.h"
+#include "csrc/wire/value_coding.h"
 
 namespace hvd_sparse {
 namespace {
@@ -24,9 +25,9 @@ class CpuDenseWork final : public DenseWork {
   std::int64_t Take(DenseFormat format, Span<DensePiece> pieces) override {
     rounded_.clear();
     overflows_ = 0;
-    std::int64_t not_finite = 0;
-    for (DensePiece& piece : pieces) not_finite += TakeOne(format, &piece);
-    return not_finite;
+    std::int64_t refused = 0;
+    for (DensePiece& piece : pieces) refused += TakeOne(format, &piece);
+    return refused;
   }
 
   Span<float> Sums(std::int64_t count) override {
@@ -63,17 +64,18 @@ class CpuDenseWork final : public DenseWork {
     const Feedback& feedback = piece->feedback;
     const Span<float> values = feedback.residual;
     const bool adds = feedback.grad.data != nullptr;
-    std::int64_t not_finite = 0;
+    std::int64_t refused = 0;
     if (piece->own != nullptr) {
-      if (adds) not_finite = CpuKernels().Accumulate(feedback);
+      if (adds) refused = CpuKernels().Accumulate(feedback);
+      refused += CountNotCarried(format.values, values);
       std::copy_n(values.data, values.size, piece->own);
       std::fill_n(values.data, values.size, 0.0f);
     } else if (adds) {
-      piece->code_bytes = AccumulateAndTakeCoded(format, feedback, piece->code, &not_finite);
+      piece->code_bytes = AccumulateAndTakeCoded(format, feedback, piece->code, &refused);
     } else {
-      piece->code_bytes = TakeCoded(format, values, piece->code);
+      piece->code_bytes = TakeCoded(format, values, piece->code, &refused);
     }
-    return not_finite;
+    return refused;
   }
 
   Buffer codes_, own_;

@@ -8,6 +8,7 @@
 #include "csrc/wire/magnitudes.h"
 #include "csrc/wire/scaled_coding.h"
 #include "csrc/wire/ternary_coding.h"
+#include "csrc/wire/value_coding.h"
 
 namespace hvd_sparse {
 namespace {
@@ -18,7 +19,7 @@ constexpr std::int64_t kTile = 256;
 /// The functions of a type whose codes have a fixed length. Decoding returns false for bytes that
 /// are no code of finite values.
 struct Coding {
-  void (*take)(Span<float> values, std::uint8_t* code);
+  bool (*take)(Span<float> values, std::uint8_t* code);
   bool (*decode)(const std::uint8_t* code, Span<float> out);
   bool (*add)(const std::uint8_t* code, Span<float> sum);
 };
@@ -63,28 +64,32 @@ std::int64_t MostCodeBytes(Values values, std::int64_t count) {
   return values == Values::kTernary ? MostTernaryBytes(count) : ValueBytes(values, count);
 }
 
-std::int64_t TakeCoded(DenseFormat format, Span<float> values, std::uint8_t* code) {
+std::int64_t TakeCoded(DenseFormat format, Span<float> values, std::uint8_t* code,
+                       std::int64_t* not_carried) {
   if (format.values == Values::kTernary) {
     return TakeTernary(TernaryScale(format.sparsity, LargestOf(values)), values, code);
   }
-  CodingOf(format.values).take(values, code);
+  // What is not carried is its own error.
+  if (!CodingOf(format.values).take(values, code)) {
+    *not_carried += CountNotCarried(format.values, values);
+  }
   return ValueBytes(format.values, values.size);
 }
 
 std::int64_t AccumulateAndTakeCoded(DenseFormat format, const Feedback& feedback,
-                                    std::uint8_t* code, std::int64_t* not_finite) {
+                                    std::uint8_t* code, std::int64_t* refused) {
   const Values type = format.values;
   const auto accumulate = cpu::AccumulateFor(feedback.grad.dtype);
   const Span<float> residual = feedback.residual;
   float largest = 0;
   for (std::int64_t begin = 0; begin < residual.size; begin += kTile) {
     const Span<float> tile = residual.Sub(begin, std::min(kTile, residual.size - begin));
-    *not_finite += accumulate(feedback.grad.Sub(begin, tile.size).data, tile.size, feedback.decay,
-                              feedback.scale, tile.data);
+    *refused += accumulate(feedback.grad.Sub(begin, tile.size).data, tile.size, feedback.decay,
+                           feedback.scale, tile.data);
     if (type == Values::kTernary) {
       largest = std::max(largest, LargestOf(tile));
-    } else {
-      CodingOf(type).take(tile, code + ValueBytes(type, begin));
+    } else if (!CodingOf(type).take(tile, code + ValueBytes(type, begin))) {
+      *refused += CountNotCarried(type, tile);
     }
   }
   if (type != Values::kTernary) return ValueBytes(type, residual.size);

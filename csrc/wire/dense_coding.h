@@ -28,14 +28,16 @@ std::int64_t MostCodeBytes(Values values, std::int64_t count);
 ///     value before = decoded value + value after, exactly
 ///
 /// Returns the bytes written. float32 values are moved as they are; float16 and bfloat16 round like
-/// RoundValues.
-std::int64_t TakeCoded(DenseFormat format, Span<float> values, std::uint8_t* code);
+/// RoundValues. Adds the number of values of which the code holds nothing to `not_carried`.
+std::int64_t TakeCoded(DenseFormat format, Span<float> values, std::uint8_t* code,
+                       std::int64_t* not_carried);
 
 /// Applies error feedback to the residual, then TakeCoded; adds the number of results that were not
-/// finite to `not_finite`. This takes less time than one after the other, since the processor loads
-/// the next few values while it codes some; ternary values are coded in a pass of their own.
+/// finite, or are not carried, to `refused`. This takes less time than one after the other, since
+/// the processor loads the next few values while it codes some; ternary values are coded in a pass
+/// of their own.
 std::int64_t AccumulateAndTakeCoded(DenseFormat format, const Feedback& feedback,
-                                    std::uint8_t* code, std::int64_t* not_finite);
+                                    std::uint8_t* code, std::int64_t* refused);
 
 /// Sets `out` to the values at the start of a code; returns the bytes of these values.
 ///

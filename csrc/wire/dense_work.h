@@ -61,7 +61,8 @@ class DenseWork {
   virtual float* own() = 0;
 
   /// Applies error feedback, and moves the results to codes, whose errors stay in the residual.
-  /// Returns how many results were not finite. Allocates no memory.
+  /// Returns how many results were not finite, or are not carried by the format, also of those
+  /// that are taken as they are: their sum could not be sent. Allocates no memory.
   virtual std::int64_t Take(DenseFormat format, Span<DensePiece> pieces) = 0;
 
   /// Returns memory for sums of a piece, until the next call.

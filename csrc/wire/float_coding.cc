@@ -5,6 +5,7 @@
 
 #include "csrc/wire/magnitudes.h"
 #include "csrc/wire/narrow_floats.h"
+#include "csrc/wire/values.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -130,31 +131,37 @@ bool DecodeFloat16As(const std::uint8_t* code, Span<float> out) {
 
 }  // namespace
 
-HVD_SPARSE_CLONES void TakeFloat32(Span<float> values, std::uint8_t* __restrict code) {
+HVD_SPARSE_CLONES bool TakeFloat32(Span<float> values, std::uint8_t* __restrict code) {
   float* __restrict const at = values.data;
   for (std::int64_t i = 0; i < values.size; ++i) {
     std::memcpy(code + 4 * i, at + i, sizeof(float));
     at[i] = 0;
   }
+  return true;
 }
 
-void TakeFloat16(Span<float> values, std::uint8_t* code) {
+bool TakeFloat16(Span<float> values, std::uint8_t* code) {
   constexpr float kTooLarge = 65520;    // becomes infinite
   constexpr std::int64_t kTile = 1024;  // read twice, once from the nearest cache
+  bool all = true;
   for (std::int64_t begin = 0; begin < values.size; begin += kTile) {
     const Span<float> tile = values.Sub(begin, std::min(kTile, values.size - begin));
-    const std::int64_t eights = LargestOf(tile) < kTooLarge ? InEights(tile.size) : 0;
+    const float largest = LargestOf(tile);
+    const std::int64_t eights = largest < kTooLarge ? InEights(tile.size) : 0;
+    all = all && largest <= LargestCarried(Values::kFloat16);
     TakeInstantly(tile.data, eights, code + 2 * begin);
     TakeAnyFloat16(tile.Sub(eights, tile.size - eights), code + 2 * (begin + eights));
   }
+  return all;
 }
 
-HVD_SPARSE_CLONES void TakeBFloat16(Span<float> values, std::uint8_t* __restrict code) {
+HVD_SPARSE_CLONES bool TakeBFloat16(Span<float> values, std::uint8_t* __restrict code) {
   float* __restrict const at = values.data;
   for (std::int64_t i = 0; i < values.size; ++i) {
     const std::uint32_t rounded = FiniteBFloat16Bits(FloatBits(at[i]));
     TakeAt(at, i, rounded, rounded >> 16, code);
   }
+  return true;
 }
 
 HVD_SPARSE_CLONES bool DecodeFloat32(const std::uint8_t* code, Span<float> out) {

@@ -11,10 +11,11 @@
 
 namespace hvd_sparse {
 
-/// Writes the numbers to which finite values round, and replaces each value by its error.
-void TakeFloat32(Span<float> values, std::uint8_t* code);
-void TakeFloat16(Span<float> values, std::uint8_t* code);
-void TakeBFloat16(Span<float> values, std::uint8_t* code);
+/// Writes the numbers to which finite values round, and replaces each value by its error. Returns
+/// false if a value exceeds LargestCarried, which only float16's do.
+bool TakeFloat32(Span<float> values, std::uint8_t* code);
+bool TakeFloat16(Span<float> values, std::uint8_t* code);
+bool TakeBFloat16(Span<float> values, std::uint8_t* code);
 
 /// Sets `out` to the numbers. Returns false if one of them is not finite.
 bool DecodeFloat32(const std::uint8_t* code, Span<float> out);

@@ -60,11 +60,13 @@ HVD_SPARSE_INLINE bool Decode(const std::uint8_t* code, Span<float> out) {
 
 }  // namespace
 
-HVD_SPARSE_CLONES void TakeInt8(Span<float> values, std::uint8_t* code) {
+HVD_SPARSE_CLONES bool TakeInt8(Span<float> values, std::uint8_t* code) {
   Take<Int8>(values, code);
+  return true;
 }
-HVD_SPARSE_CLONES void TakeInt4(Span<float> values, std::uint8_t* code) {
+HVD_SPARSE_CLONES bool TakeInt4(Span<float> values, std::uint8_t* code) {
   Take<Int4>(values, code);
+  return true;
 }
 HVD_SPARSE_CLONES bool DecodeInt8(const std::uint8_t* code, Span<float> out) {
   return Decode<Int8, false>(code, out);

@@ -10,8 +10,9 @@
 namespace hvd_sparse {
 
 /// Writes the code of finite values, ValueBytes of them, and replaces each value by its error.
-void TakeInt8(Span<float> values, std::uint8_t* code);
-void TakeInt4(Span<float> values, std::uint8_t* code);
+/// Returns true.
+bool TakeInt8(Span<float> values, std::uint8_t* code);
+bool TakeInt4(Span<float> values, std::uint8_t* code);
 
 /// Sets `out` to the values of a code of ValueBytes. Returns false if it is none that is written.
 bool DecodeInt8(const std::uint8_t* code, Span<float> out);

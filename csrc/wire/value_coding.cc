@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "csrc/kernels/cpu_dense.h"
 #include "csrc/wire/binary_values.h"
 #include "csrc/wire/narrow_floats.h"
 #include "csrc/wire/scaled_values.h"
@@ -129,6 +130,11 @@ bool EncodeValues(Values type, const float* values, std::int64_t count, std::uin
       break;
   }
   RefuseType(type);
+}
+
+std::int64_t CountNotCarried(Values type, Span<const float> values) {
+  const float largest = LargestCarried(type);
+  return largest < FLT_MAX ? cpu::CountAbove(values, largest) : 0;
 }
 
 bool AreFinite(const float* values, std::int64_t count) { return AllFinite(values, count); }

@@ -3,6 +3,7 @@
 #ifndef HVD_SPARSE_WIRE_VALUES_H_
 #define HVD_SPARSE_WIRE_VALUES_H_
 
+#include <cfloat>
 #include <cstdint>
 #include <string>
 
@@ -40,6 +41,12 @@ constexpr std::int64_t ValueBytes(Values values, std::int64_t count) {
     default:
       return 2 * count;
   }
+}
+
+/// Returns the largest magnitude of which a code of the type carries a part, with an exact error.
+/// From 2^39 on the last place of a float32 exceeds all numbers of float16.
+constexpr float LargestCarried(Values values) {
+  return values == Values::kFloat16 ? 0x1.fffffep38f : FLT_MAX;
 }
 
 /// Returns the type's name, or "unknown" for a number that stands for none.

@@ -339,7 +339,8 @@ class Exchange(Pings):
         Raises:
             NonFiniteGradientError: On every rank alike, for a gradient or sum that is not finite,
                 or for `refuse`. The residuals are then what they were before the exchange: nothing
-                was applied, and they keep every finite entry of the gradients.
+                was applied, and they keep every finite entry of the gradients, but for those that
+                let a sum overflow.
         """
         try:
             with self.acknowledging() as core:

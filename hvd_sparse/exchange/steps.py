@@ -240,7 +240,7 @@ class Steps:
         Raises:
             NonFiniteGradientError: On every rank alike, for a gradient or sum that is not finite,
                 or for `refuse`. Nothing was applied, and the residuals keep every finite entry of
-                the gradients that were exchanged.
+                the gradients that were exchanged, but for those that let a sum overflow.
         """
         try:
             with self._exchange.acknowledging():

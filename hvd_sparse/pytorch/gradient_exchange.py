@@ -110,7 +110,9 @@ class GradientExchange:
         self.paused = False
         self.optimizer = weakly(optimizer)
         self.rates = LearningRates(optimizer, compression)
-        self.momentum = Momentum(optimizer, compression, size=world.size)
+        self.momentum = Momentum(
+            optimizer, compression, size=world.size, averages=settings.reduction.averages
+        )
         self.stats = Stats()
         self.core = exchange
         self._host_failure = host.failure

@@ -54,8 +54,10 @@ class Successor:
     def begin(self, residuals: Mapping[str, NDArray[Any]], *, steps: int, rates: Any) -> None:
         """Starts after `steps` steps with the residuals that were shared out."""
         tensors = {name: torch.from_numpy(part) for name, part in residuals.items()}
-        self._way.exchange.driven.load(tensors, {}, step=steps)
-        self._way.exchange.rates.load(rates)
+        exchange = self._way.exchange
+        velocities = state.begun_velocities(exchange, step=steps)
+        exchange.driven.load(tensors, {}, velocities, step=steps)
+        exchange.rates.load(rates)
 
     def adopt(self, held: dict[str, Any] | None, source: int) -> None:
         """Adopts the number of local steps and the outer momentum of one rank. Collective."""

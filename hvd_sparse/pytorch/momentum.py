@@ -18,7 +18,7 @@ momentum) times as large for the step, for gradient and weight decay alike.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -54,8 +54,13 @@ class _Form(ABC):
         """Returns the momentum of a parameter group."""
 
     @abstractmethod
-    def growth(self, group: _Group) -> float:
-        """Returns how many times as large as the exchange's velocity the optimizer's own is."""
+    def growth(self, group: _Group, state: Mapping[str, Any]) -> float:
+        """Returns how many times as large as the velocity that acts the optimizer's own is.
+
+        Args:
+            group: The parameter's group.
+            state: The optimizer's state of the parameter; empty before its first step.
+        """
 
     @abstractmethod
     def hidden(self, group: _Group) -> _Group:
@@ -75,8 +80,11 @@ class _OfAdam(_Form):
     def momentum_of(self, group: _Group) -> float:
         return float(group["betas"][0])
 
-    def growth(self, group: _Group) -> float:
-        return 1.0
+    def growth(self, group: _Group, state: Mapping[str, Any]) -> float:
+        """Adam divides its own by this before it acts, since it has begun at zero."""
+        if "mu_product" in state:  # NAdam's momentum has a schedule of its own
+            return 1 - float(state["mu_product"])
+        return 1 - self.momentum_of(group) ** float(state["step"]) if state else 1.0
 
     def hidden(self, group: _Group) -> _Group:
         return {"betas": (0 * group["betas"][0], group["betas"][1])}
@@ -89,11 +97,11 @@ class _OfSgd(_Form):
     def momentum_of(self, group: _Group) -> float:
         return float(group["momentum"])
 
-    def growth(self, group: _Group) -> float:
+    def growth(self, group: _Group, state: Mapping[str, Any]) -> float:
         return (1 - float(group["dampening"])) / (1 - float(group["momentum"]))
 
     def hidden(self, group: _Group) -> _Group:
-        return {"momentum": 0.0, "lr": self.growth(group) * group["lr"]}
+        return {"momentum": 0.0, "lr": self.growth(group, {}) * group["lr"]}
 
 
 _FORMS = (_OfAdam(), _OfSgd())
@@ -104,10 +112,16 @@ class Momentum:
 
     A moved momentum is read from the parameter groups in every step, so schedules act on it.
 
+    While the momentum is moved, the optimizer's own, in its state, is not kept up. So velocities
+    `begin` from it where the optimizer's state has come from outside (as it is when the exchange is
+    built, loaded, or broadcast), and it is given back where others read it: in state dicts, for a
+    broadcast, and when the exchange ends.
+
     Args:
         optimizer: The optimizer that takes the steps.
         compression: The user's compression.
         size: Number of ranks; a single one leaves the optimizer its momentum.
+        averages: True if the exchange averages gradients, false if it adds them up.
 
     Attributes:
         exists: True if ranks have velocities.
@@ -116,10 +130,17 @@ class Momentum:
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, compression: Compression, *, size: int
+        self,
+        optimizer: torch.optim.Optimizer,
+        compression: Compression,
+        *,
+        size: int,
+        averages: bool,
     ) -> None:
         self._owner = weakly(optimizer)
         self._given = compression.own_momentum
+        self._velocities_per_own = 1 if averages else size
+        self._began_at: int | None = None
         self._hidden: list[tuple[_Group, _Group]] = []
         wanted = compression.momentum_correction == AUTO and size > 1
         self._form = _form_of(optimizer) if wanted else None
@@ -173,35 +194,79 @@ class Momentum:
             state_dict: A state dict of the optimizer, whose states are replaced and not changed.
             velocities: Each parameter with its velocity, float32, flat.
         """
-        if self._form is None:
-            return
-        form, groups = self._form, ParameterGroups(self._owner())
         params = [param for group in self._owner().param_groups for param in group["params"]]
         numbers = {id(param): number for number, param in enumerate(params)}
         states = dict(state_dict["state"])
-        for param, velocity in velocities:
-            number, group = numbers.get(id(param)), groups.of(param)
-            # Other state begins with the optimizer's first step.
-            if group is not None and (number in states or form.is_whole_state):
-                own = (velocity * form.growth(group)).to(param.dtype).view(param.shape)
-                states[number] = {**states.get(number, {}), form.own: own}
+        for param, own in self._owns(
+            velocities, lambda param: states.get(numbers.get(id(param)), {})
+        ):
+            number = numbers[id(param)]
+            states[number] = {**states.get(number, {}), **own}
         state_dict["state"] = states
 
-    def velocities_of(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def give_back(self, velocities: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Makes the optimizer's own momentum that of this rank's velocities, as in `put_into`."""
+        state = self._owner().state
+        for param, own in self._owns(velocities, lambda param: state.get(param, {})):
+            state[param].update(own)
+
+    def _owns(
+        self,
+        velocities: Iterable[tuple[torch.Tensor, torch.Tensor]],
+        state_of: Callable[[torch.Tensor], Mapping[str, Any]],
+    ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+        """Yields parameters with what their state has to hold in place of the velocity."""
+        if self._form is None:
+            return
+        groups = ParameterGroups(self._owner())
+        for param, velocity in velocities:
+            group, state = groups.of(param), state_of(param)
+            # Other state begins with the optimizer's first step.
+            if group is not None and (state or self._form.is_whole_state):
+                summed = velocity.view(param.shape) * (self._velocities_per_own * _sign_of(group))
+                own = (summed + self._decay(group, param)) * self._form.growth(group, state)
+                yield param, {self._form.own: own.to(param.dtype)}
+
+    def begin(self, parameters: Mapping[str, torch.Tensor], *, step: int) -> dict[str, Any]:
         """Returns the velocities, by name, that go on where the optimizer's own momentum is.
 
-        An optimizer's own momentum is the average of the ranks' velocities, and the same on all
-        ranks: so it can be every rank's.
+        An optimizer's own momentum is the average, or the sum, of the ranks' velocities, and the
+        same on all ranks: so it, or its share, can be every rank's.
+
+        Args:
+            parameters: The parameters of the exchange, by name.
+            step: Number of steps that the exchange has taken.
         """
+        self._began_at = None
         if self._form is None:
             return {}
-        form, groups = self._form, ParameterGroups(self._owner())
+        groups = ParameterGroups(self._owner())
         found: dict[str, torch.Tensor] = {}
         for name, param in parameters.items():
-            own, group = self._owner().state.get(param, {}).get(form.own), groups.of(param)
-            if own is not None and group is not None:
-                found[name] = own.detach().to(torch.float32).flatten() / form.growth(group)
+            state, group = self._owner().state.get(param, {}), groups.of(param)
+            own = state.get(self._form.own)
+            growth = 0.0 if own is None or group is None else self._form.growth(group, state)
+            if own is not None and group is not None and growth:
+                summed = own.detach().to(torch.float32) / growth - self._decay(group, param)
+                found[name] = summed.flatten() / (self._velocities_per_own * _sign_of(group))
+        if found:
+            self._began_at = step
         return found
+
+    def has_begun_at(self, step: int) -> bool:
+        """Returns true if the velocities began from the optimizer's own after so many steps."""
+        return self._began_at == step
+
+    def _decay(self, group: _Group, param: torch.Tensor) -> torch.Tensor | float:
+        """Returns the weight decay that the optimizer has in its momentum, and velocities do not.
+
+        The optimizer adds it to what is delivered, where it acts with its momentum at once.
+        """
+        decoupled = group.get(
+            "decoupled_weight_decay", isinstance(self._owner(), torch.optim.AdamW)
+        )
+        decay = 0.0 if decoupled else float(group["weight_decay"])
+        return decay * param.detach().to(torch.float32) if decay else 0.0
 
 
 def _form_of(optimizer: torch.optim.Optimizer) -> _Form | None:
@@ -215,3 +280,8 @@ def _form_of(optimizer: torch.optim.Optimizer) -> _Form | None:
 
 def _momenta_of(optimizer: torch.optim.Optimizer, form: _Form) -> set[float]:
     return {form.momentum_of(group) for group in optimizer.param_groups if group["params"]}
+
+
+def _sign_of(group: _Group) -> int:
+    """Returns the sign of an optimizer's own momentum for velocities of gradients."""
+    return -1 if group.get("maximize") else 1

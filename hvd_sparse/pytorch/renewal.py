@@ -79,14 +79,20 @@ class Renewal(renewal.Renewal[StepWay]):
     def give_up(self) -> None:
         """Ends the exchange, because its world of ranks has changed."""
         self._note(self)
-        was_pending = self.pending
+        was_pending, ending = self.pending, self.way
         super().give_up()
+        if ending is not None:
+            state.give_back_momentum(ending.exchange)
         if not was_pending:
             self._wait_for_a_gradient()
 
     def succeed(self, former: Renewal) -> None:
         """Makes the exchange that is yet to be built take over a former one's state."""
-        self.hold(former.held if former.way is None else self._save(former.way))
+        if former.way is None:
+            self.hold(former.held)
+        else:
+            self.hold(self._save(former.way))
+            state.give_back_momentum(former.way.exchange)
         self._note(former)
 
     def retire(self, reason: str) -> None:
@@ -110,6 +116,7 @@ class Renewal(renewal.Renewal[StepWay]):
 
     def _inherit(self, way: StepWay, held: dict[str, Any] | None) -> None:
         with torch.no_grad():
+            state.load(way, None)  # for what is not inherited
             inherit(Successor(way, self._host), held, self.policy)
         way.exchange.stats = self._stats
         if not self._follows_rates:

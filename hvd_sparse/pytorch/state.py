@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +30,7 @@ class _Progress(NamedTuple):
         tuning: The tuner's state, from `Tuner.state`.
         states: The sparsifier's state of each unit of selection: float32, [4].
         pending: True if its residuals may be added to dense gradients of the next step.
+        begins: True if its velocities are the optimizer's own momentum, and no step has followed.
     """
 
     job_rank: int
@@ -36,6 +38,7 @@ class _Progress(NamedTuple):
     tuning: str | None
     states: dict[str, NDArray[Any]]
     pending: bool
+    begins: bool
 
 
 def without_residuals(state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -118,7 +121,7 @@ def load(way: StepWay, saved: dict[str, Any] | None) -> None:
     exchange = way.exchange
     if saved is None:
         exchange.driven.load(
-            {}, {}, exchange.momentum.velocities_of(exchange.parameters), step=exchange.steps
+            {}, {}, begun_velocities(exchange, step=exchange.steps), step=exchange.steps
         )
         return
     saved = taken_up(saved, exchange.conditions, is_rank0=exchange.world.rank == 0)
@@ -127,7 +130,7 @@ def load(way: StepWay, saved: dict[str, Any] | None) -> None:
     exchange.driven.load(
         saved["residuals"],
         saved["states"],
-        saved.get("velocities") or exchange.momentum.velocities_of(exchange.parameters),
+        saved.get("velocities") or begun_velocities(exchange, step=saved["step"]),
         step=saved["step"],
         pending=saved.get("pending", not saved.get("waiting")),  # older files name layers
     )
@@ -136,13 +139,32 @@ def load(way: StepWay, saved: dict[str, Any] | None) -> None:
 
 def put_velocities_into(exchange: GradientExchange, state_dict: dict[str, Any]) -> None:
     """Makes an optimizer's state dict hold this rank's velocities; see `Momentum.put_into`."""
-    velocities = exchange.state.velocities()
-    pairs = ((exchange.parameters[name], velocity) for name, velocity in velocities)
-    exchange.momentum.put_into(state_dict, pairs)
+    exchange.momentum.put_into(state_dict, _velocities_of(exchange))
+
+
+def give_back_momentum(exchange: GradientExchange) -> None:
+    """Makes an optimizer's own momentum this rank's velocities; see `Momentum.give_back`."""
+    with torch.no_grad():
+        exchange.momentum.give_back(_velocities_of(exchange))
+
+
+def begun_velocities(exchange: GradientExchange, *, step: int) -> dict[str, torch.Tensor]:
+    """Returns velocities that begin from the optimizer's own momentum; see `Momentum.begin`."""
+    with torch.no_grad():
+        return exchange.momentum.begin(exchange.parameters, step=step)
+
+
+def _velocities_of(exchange: GradientExchange) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for name, velocity in exchange.state.velocities():
+        yield exchange.parameters[name], velocity
 
 
 def adopt_progress(way: StepWay, rank: int) -> None:
     """Adopts the step and the plan of one rank; residuals stay. Collective.
+
+    Call it after the optimizer's state was broadcast from that rank. Velocities stay if all ranks
+    have taken the same steps. Where that rank, or this one, has come by its momentum otherwise,
+    they begin from the optimizer's own, which that rank has sent.
 
     An interval of local steps begins, from weights that are broadcast as well.
 
@@ -161,6 +183,7 @@ def adopt_progress(way: StepWay, rank: int) -> None:
         tuning=None if tuner is None else tuner.state(),
         states={name: part.numpy() for name, part in state.sparsifier_states()},
         pending=exchange.driven.pending,
+        begins=exchange.momentum.has_begun_at(exchange.steps),
     )
     reports: list[_Progress] = exchange.world.allgather_object(own, _Progress)
     source = next((at for at, one in enumerate(reports) if one.job_rank == rank), 0)
@@ -171,8 +194,15 @@ def adopt_progress(way: StepWay, rank: int) -> None:
     found = mine["states"] if alike else {}
     thresholds = {name: part for name, part in found.items() if part.any()}
     pending = any(one.pending for one in reports)
-    common = {"step": theirs.step, "tuning": theirs.tuning, "pending": pending, "local": None}
+    common: dict[str, Any] = {
+        "step": theirs.step,
+        "tuning": theirs.tuning,
+        "pending": pending,
+        "local": None,
+    }
     states = {name: torch.from_numpy(part) for name, part in theirs.states.items()}
+    if exchange.momentum.moved and (not alike or own.begins or theirs.begins):
+        common["velocities"] = {}
     load(way, {**mine, **common, "states": {**states, **thresholds}})
     way.adopt_local_state(mine["local"], source)
 

@@ -93,6 +93,8 @@ def _broadcast_optimizer_state(stock: Callable[..., Any], *args: Any, **kwargs: 
     params = [param for group in optimizer.param_groups for param in group["params"]]
     kept = [(param, param.detach().clone(), param.grad) for param in params]
     with attachment.paused():
+        if attachment.exchange is not None:
+            state.give_back_momentum(attachment.exchange)
         result = stock(*args, **kwargs)
     with torch.no_grad():
         for param, value, grad in kept:

@@ -64,7 +64,8 @@ inline Bytes Taken(DenseFormat format, std::vector<float>* values) {
   constexpr std::ptrdiff_t kGuard = 65;
   const auto most = MostCodeBytes(format.values, static_cast<std::int64_t>(values->size()));
   Bytes memory(static_cast<std::size_t>(2 * kGuard + most), 0xa5);
-  const std::int64_t bytes = TakeCoded(format, *values, memory.data() + kGuard);
+  std::int64_t not_carried = 0;
+  const std::int64_t bytes = TakeCoded(format, *values, memory.data() + kGuard, &not_carried);
   EXPECT_LE(bytes, most);
   const auto first = memory.begin() + kGuard;
   EXPECT_EQ(std::count(memory.begin(), first, 0xa5), kGuard);

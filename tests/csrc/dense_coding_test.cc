@@ -161,7 +161,7 @@ TEST(DenseCoding, TypesAreKnownByName) {
   }
   const Error unknown = Thrown([] { DenseValuesFrom("int2"); });
   EXPECT_TRUE(Says(unknown, "float32, float16, bfloat16, int8, int4, ternary; got 'int2'"));
-  const Error number = Thrown([] { TakeCoded({static_cast<Values>(1)}, {}, nullptr); });
+  const Error number = Thrown([] { TakeCoded({static_cast<Values>(1)}, {}, nullptr, nullptr); });
   EXPECT_TRUE(Says(number, "no value is sent as number 1"));
 }
 

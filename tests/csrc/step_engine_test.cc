@@ -195,6 +195,23 @@ TEST(StepEngine, ARefusedStepLeavesEverythingInTheResiduals) {
   });
 }
 
+TEST(StepEngine, TheCauseOfADenseSumThatOverflowsLeavesTheResidual) {
+  OnRanks(2, {2, -1}, [](EngineRank& rank) {
+    float* const dense = rank.residual.data() + 2 * kNumel;
+    dense[3] = -2e38f;
+    dense[4] = 8e37f;
+    for (const bool refused : {true, false}) {
+      rank.Begin();
+      for (int op = 0; op < kOps; ++op) rank.Launch(op);
+      if (!refused) return rank.WaitAndCommit();
+      ASSERT_EQ(KindOf([&] { rank.WaitAndCommit("a dense sum is not finite"); }),
+                ErrorKind::kNonFinite);
+      ASSERT_EQ(dense[3], 0);
+      ASSERT_EQ(dense[4], 8e37f);  // such entries of two ranks have a sum
+    }
+  });
+}
+
 TEST(StepEngine, AGradientThatIsNotFiniteRefusesTheStepOnAllRanks) {
   OnRanks(2, {1, 2}, [](EngineRank& rank) {
     if (rank.exchange.Rank() == 1) rank.gradients[5] = std::numeric_limits<float>::quiet_NaN();

@@ -88,10 +88,26 @@ TEST(ValueCoding, BeyondTheRangeStandsTheLargestNumberWithAnExactError) {
   EXPECT_EQ(rounded(0x1.fffffep28f), 65504);
   EXPECT_EQ(rounded(0x1p29f), 65472);  // a multiple of 64, like every float32 from here on
   EXPECT_EQ(rounded(0x1p38f), 32768);
+  EXPECT_EQ(rounded(0x1.fffffep38f), 32768);
+  EXPECT_EQ(rounded(-0x1p39f), 0);
   EXPECT_EQ(rounded(kMax), 0);
   float brain = kMax;
   RoundValues(Values::kBFloat16, &brain, 1, nullptr);
   EXPECT_EQ(FloatBits(brain), 0x7f7f0000u);
+}
+
+TEST(ValueCoding, ValuesOfWhichNothingIsCarriedAreCounted) {
+  const std::vector<float> values{0x1.fffffep38f, -0x1p39f, 0, kMax, 1};
+  EXPECT_EQ(CountNotCarried(Values::kFloat16, values), 2);
+  for (const Values type : {Values::kFloat32, Values::kBFloat16, Values::kInt8}) {
+    EXPECT_EQ(CountNotCarried(type, values), 0);
+  }
+  std::vector<float> rest = values;
+  std::vector<std::uint8_t> code(10);
+  std::int64_t not_carried = 0;
+  TakeCoded({Values::kFloat16}, rest, code.data(), &not_carried);
+  EXPECT_EQ(not_carried, 2);
+  EXPECT_EQ(rest[1], values[1]);
 }
 
 TEST(ValueCoding, RoundedValuesComeBackAndOthersAreTold) {
@@ -129,7 +145,8 @@ TEST(ValueCoding, IntegersOfSparseBlocksAreThoseOfDenseMessages) {
       std::vector<float> values = Awkward(count, 9), rest = values, errors = values;
       const auto bytes = static_cast<std::size_t>(ValueBytes(type, count));
       std::vector<std::uint8_t> code(bytes), expected(bytes);
-      TakeCoded({type}, rest, expected.data());
+      std::int64_t not_carried = 0;
+      TakeCoded({type}, rest, expected.data(), &not_carried);
       RoundValues(type, values.data(), count, errors.data());
       EXPECT_TRUE(EncodeValues(type, values.data(), count, code.data()));
       EXPECT_EQ(code, expected);

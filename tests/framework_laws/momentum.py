@@ -108,6 +108,20 @@ def test_a_bad_gradient_of_one_rank_leaves_finite_velocities(framework, name, ba
     framework.assert_same_on_all_ranks(results)
 
 
+@pytest.mark.usefixtures("several_ranks")
+@pytest.mark.parametrize("name", ["topk", "dense, bfloat16"])
+def test_a_sum_that_overflows_once_is_refused_once(framework, name):
+    model = framework.model(COMPRESSIONS[name])
+    gradients = with_bad_entry(framework.integer_gradients(0), "second", 3e38)
+    with pytest.raises(framework.refusal, match=r"overflows .* keep its entries up to"):
+        model.step(gradients)
+    for part in (model.residuals()["second"], model.velocities()["second"]):
+        expected = gradients["second"].ravel()
+        assert np.array_equal(part, np.where(expected > 1e38, 0, expected))
+    for step in range(1, 3):
+        framework.checked_step(model, framework.integer_gradients(step), momentum=M)
+
+
 def test_a_step_that_a_narrow_gradient_cannot_hold_is_refused(framework):
     shapes = {"bias": (7,)}
     model = framework.model(COMPRESSIONS["topk"], shapes, dtype="float16", op="Average")

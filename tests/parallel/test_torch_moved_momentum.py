@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hvd_sparse.errors import ExchangeFailedError, InvalidArgumentError
+from hvd_sparse.pytorch.attachment import attachment_of
 from hvd_sparse.torch import LAGS, TopK, Warmup
 from tests.parallel.torch_ranks import (
     Toy,
@@ -249,14 +250,14 @@ def test_a_closure_that_fails_leaves_the_settings():
 @pytest.mark.parametrize(
     ("kind", "options", "key", "factor"),
     [
-        (torch.optim.Adam, {"betas": (0.5, 0.9)}, "exp_avg", 1),
+        (torch.optim.Adam, {"betas": (0.5, 0.9)}, "exp_avg", 1 - 0.5**3),
         (torch.optim.SGD, {"momentum": 0.5}, "momentum_buffer", 2),
     ],
 )
 def test_a_checkpoint_goes_on_with_its_momentum_with_or_without_a_compression(
     kind, options, key, factor
 ):
-    model, optimizer = wrapped(kind, options, TopK(**SPARSE))
+    model, optimizer = wrapped(kind, options, TopK(**SPARSE), op=hvd.Average)
     train(model, optimizer, range(3))
     moved, saved = velocities(optimizer), optimizer.state_dict()
     names = [name for name, _ in model.named_parameters()]
@@ -265,7 +266,7 @@ def test_a_checkpoint_goes_on_with_its_momentum_with_or_without_a_compression(
         assert own.shape == getattr(model, name).shape
         assert torch.equal(own.double().flatten(), factor * moved[name])
     del saved["hvd_sparse"]  # as the stock optimizer saves it
-    _, other = wrapped(kind, options, TopK(**SPARSE))
+    _, other = wrapped(kind, options, TopK(**SPARSE), op=hvd.Average)
     other.load_state_dict(saved)
     assert all(torch.equal(part, moved[name]) for name, part in velocities(other).items())
     assert not any(part.any() for part in residuals(other).values())
@@ -305,3 +306,78 @@ def test_accumulated_passes_warm_up_and_clipping_keep_replicas_equal():
         assert_same_on_all_ranks(model.parameters())
     assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)
     assert velocities(optimizer)["bias"].any()
+
+
+@several_ranks
+@pytest.mark.parametrize(
+    ("kind", "options", "op"),
+    [
+        (torch.optim.SGD, {"momentum": 0.75, "dampening": 0.5, "weight_decay": 0.25}, hvd.Average),
+        (torch.optim.SGD, {"momentum": 0.75, "maximize": True, "weight_decay": 0.25}, hvd.Sum),
+        (torch.optim.Adam, {"betas": (0.75, 0.9), "weight_decay": 0.25}, hvd.Sum),
+        (torch.optim.AdamW, {"betas": (0.75, 0.9), "weight_decay": 0.25}, hvd.Average),
+        (torch.optim.NAdam, {"betas": (0.75, 0.9)}, hvd.Average),
+    ],
+)
+def test_the_first_step_has_the_stock_momentum_however_that_has_arrived(kind, options, op):
+    model = Toy()
+    optimizer = kind(model.parameters(), lr=0.125, **options)
+    named = model.named_parameters()
+    stock = hvd.DistributedOptimizer(optimizer, named_parameters=named, op=op)
+    train(model, stock, range(3))
+    saved = copy.deepcopy((model.state_dict(), stock.state_dict()))
+    before = {name: param.detach().clone() for name, param in model.named_parameters()}
+    states = {name: copy.deepcopy(stock.state[p]) for name, p in model.named_parameters()}
+    train(model, stock, [3])
+    gradients = gradients_of(model)
+
+    for order in (
+        ("load", "wrap"),
+        ("wrap", "load"),
+        ("root loads", "wrap", "broadcast"),
+        ("wrap", "root loads", "broadcast"),
+        ("wrap", "load", "broadcast"),
+    ):
+        other = Toy()
+        moved = kind(other.parameters(), lr=0.125, **options)
+        for arrival in order:
+            if arrival == "wrap":
+                distribute(other, TopK(**DENSE), optimizer=moved, op=op)
+            elif arrival == "broadcast":
+                hvd.broadcast_parameters(other.state_dict(), 0)
+                hvd.broadcast_optimizer_state(moved, 0)
+            elif arrival == "load" or hvd.rank() == 0:
+                weights, state = copy.deepcopy(saved)
+                other.load_state_dict(weights)
+                moved.load_state_dict(state)
+        train(other, moved, [3])
+        for name, param in other.named_parameters():
+            if kind is torch.optim.SGD:
+                expected, found = getattr(model, name), param
+            else:  # its second moment is that of what is delivered
+                state, decay = states[name], options.get("weight_decay", 0.0)
+                decay = decay * before[name] if kind is torch.optim.Adam else 0.0
+                begun = 1 - float(state.get("mu_product", 0.75**3))
+                expected = 0.75 * state["exp_avg"] / begun + 0.25 * (gradients[name] + decay)
+                found = param.grad + decay
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, msg=f"{order} {name}")
+
+
+@several_ranks
+@pytest.mark.parametrize(
+    ("kind", "options"), [(torch.optim.AdamW, {}), (torch.optim.SGD, {"momentum": 0.75})]
+)
+def test_a_broadcast_amid_training_and_the_end_of_the_exchange_lose_no_momentum(kind, options):
+    runs = [wrapped(kind, options, TopK(**DENSE), op=hvd.Average) for _ in range(2)]
+    for model, optimizer in runs:
+        train(model, optimizer, range(3))
+    hvd.broadcast_optimizer_state(runs[0][1], 0)
+    for model, optimizer in runs:
+        train(model, optimizer, [3])
+    assert all(map(torch.equal, runs[0][0].parameters(), runs[1][0].parameters()))
+    model, optimizer = runs[0]
+    kept = optimizer.state_dict()["state"]
+    attachment_of(optimizer).renewal.give_up()
+    for number, param in enumerate(model.parameters()):
+        own = optimizer.state[param]
+        assert all(torch.equal(one, own[key]) for key, one in kept[number].items())

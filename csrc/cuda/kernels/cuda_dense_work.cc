@@ -107,11 +107,11 @@ class CudaDenseWork final : public DenseWork {
     Clear(memory_->device_counters, kCounters);
     Clear(memory_->device_largest, pieces.size);
     SendTable(pieces);
-    LaunchTake(
-        format,
-        {memory_->device_pieces, pieces.size, memory_->room.longest_piece, memory_->before,
-         memory_->device_codes, memory_->device_largest, memory_->device_counters + kNotFinite},
-        stream);
+    LaunchTake(format,
+               {memory_->device_pieces, pieces.size, memory_->room.longest_piece, memory_->before,
+                memory_->device_codes, memory_->device_largest,
+                memory_->device_counters + kNotFinite, LargestCarried(format.values)},
+               stream);
     memory_->counters.FetchFrom(memory_->device_counters, stream);
     memory_->largest.FetchFrom(memory_->device_largest, stream);
     const bool has_codes = format.values != Values::kFloat32;

@@ -28,10 +28,10 @@ __device__ TileOfPiece OwnTile(const TakeArgs& args, unsigned tiles) {
 }
 
 /// Takes a tile. `joins` makes the new values; if it changes any, they are kept in `before`.
-/// Returns how many of this thread's values were not finite.
+/// Returns how many of this thread's values were not finite, or exceed `largest_carried`.
 template <typename Coder, typename Joins>
 __device__ unsigned TakeTile(const TileOfPiece& tile, const Joins& joins, Coder coder,
-                             float* before) {
+                             float* before, float largest_carried) {
   constexpr int kOfLane = Coder::kOfLane;
   constexpr std::int64_t kBlock = Coder::kBlock;
   static_assert(kTile % kBlock == 0);
@@ -44,6 +44,7 @@ __device__ unsigned TakeTile(const TileOfPiece& tile, const Joins& joins, Coder 
     for (int v = 0; v < kOfLane; ++v) {
       const std::int64_t place = Coder::PlaceIn(size, lane, v), i = begin + place;
       values[v] = place < 0 ? 0 : joins.Join(i, tile.piece.residual[i], &bad);
+      if (fabsf(values[v]) > largest_carried) ++bad;
       if (Joins::kChanges && place >= 0) before[tile.piece.begin + i] = values[v];
     }
     coder.Take(begin / kBlock, size, lane, values);
@@ -84,8 +85,9 @@ __global__ void __launch_bounds__(kThreads) TakeKernel(TakeArgs args, unsigned t
   WithTypeOnDevice(piece.dtype, [&](auto number) {
     using T = decltype(number);
     const WithGradient<T> joins(piece.gradient, piece.decay, piece.scale);
-    bad = piece.code_at < 0 ? TakeTile(tile, joins, AsTheyAre(), args.before)
-                            : TakeTile(tile, joins, FirstCoder<Coder>::Of(args, tile), args.before);
+    bad = piece.code_at < 0 ? TakeTile(tile, joins, AsTheyAre(), args.before, args.largest_carried)
+                            : TakeTile(tile, joins, FirstCoder<Coder>::Of(args, tile), args.before,
+                                       args.largest_carried);
   });
   bad = WarpSum(bad);
   if (threadIdx.x % kWarp == 0 && bad > 0) atomicAdd(args.not_finite, bad);
@@ -97,7 +99,7 @@ __global__ void __launch_bounds__(kThreads)
   if (tile.piece.code_at < 0) return;
   const float scale = TernaryScale(sparsity, BitsFloat(args.largest[tile.number]));
   std::uint8_t* const code = args.codes + tile.piece.code_at + kTernaryHeader;
-  TakeTile(tile, AsItIs(), TernaryDigits(scale, code), args.before);
+  TakeTile(tile, AsItIs(), TernaryDigits(scale, code), args.before, args.largest_carried);
 }
 
 /// Launches the first kernel of a coder.

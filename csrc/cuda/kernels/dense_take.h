@@ -32,6 +32,7 @@ struct TakeArgs {
   std::uint8_t* codes;  ///< receives codes, but for float32 values; ternary ones have no header yet
   unsigned* largest;    ///< zeros; receives the largest magnitude of each ternary piece, as bits
   unsigned* not_finite;
+  float largest_carried;  ///< larger results count as not finite: see LargestCarried
 };
 
 /// Takes all pieces. float32 values become zero in the residual, and are those in `before`.

@@ -27,7 +27,8 @@ std::vector<float> Regular(std::int64_t count, std::int64_t sparse) {
 Bytes CodeOf(DenseFormat format, std::vector<float>* values) {
   const auto count = static_cast<std::int64_t>(values->size());
   Bytes code(static_cast<std::size_t>(MostCodeBytes(format.values, count)));
-  code.resize(static_cast<std::size_t>(TakeCoded(format, *values, code.data())));
+  std::int64_t not_carried = 0;
+  code.resize(static_cast<std::size_t>(TakeCoded(format, *values, code.data(), &not_carried)));
   return code;
 }
 
