@@ -22,7 +22,7 @@ from hvd_sparse.pytorch.renewal import Renewal
 from hvd_sparse.pytorch.slots import DeliveredSlot, Slot
 from hvd_sparse.pytorch.step_way import PlainSteps
 
-_Future = Future[torch.Tensor]
+BucketFuture = Future[torch.Tensor]
 
 
 class BucketSteps(PlainSteps):
@@ -110,7 +110,7 @@ class BucketSteps(PlainSteps):
         if self.exchange.phase is not Phase.EXCHANGED or not self.exchange.momentum.exists:
             return
         # Outside of backward, DDP's join() delivers zeros for a rank that has run out of data.
-        if _in_backward():
+        if in_backward():
             error = GradientInFlightError(
                 f"a gradient was added to the average of '{slot.name}', to which momentum was "
                 "applied: run all but the last loss.backward() of a step within no_sync(); call "
@@ -130,12 +130,12 @@ class Deliveries:
 
     def __init__(self, renewal: Renewal) -> None:
         self._renewal = weakref.ref(renewal)
-        self._waiting: list[tuple[_Future, torch.Tensor]] = []
+        self._waiting: list[tuple[BucketFuture, torch.Tensor]] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _no_deliveries, ()
 
-    def deliver(self, bucket: GradBucket) -> _Future:
+    def deliver(self, bucket: GradBucket) -> BucketFuture:
         """Takes a bucket; with the last one, ends the step.
 
         Returns:
@@ -143,7 +143,7 @@ class Deliveries:
         """
         steps = self._steps()
         buffer = bucket.buffer()
-        future = _future_of(buffer)
+        future = future_of(buffer)
         if bucket.index() == 0:
             self._waiting.clear()  # of a backward pass that failed
         steps.deliver(bucket)
@@ -177,18 +177,13 @@ def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotat
     return state.deliver(bucket)
 
 
-def own_gradients(state, bucket):  # type: ignore[no-untyped-def]  # see `hook`
-    """The communication hook that leaves each rank its own gradients."""
-    future = _future_of(bucket.buffer())
-    future.set_result(bucket.buffer())
-    return future
-
-
-def _future_of(buffer: torch.Tensor) -> _Future:
+def future_of(buffer: torch.Tensor) -> BucketFuture:
+    """Returns a future for what a hook makes of a bucket's memory."""
     return Future() if buffer.device.type == "cpu" else Future(devices=[buffer.device])
 
 
-def _in_backward() -> bool:
+def in_backward() -> bool:
+    """Returns true within backward; DDP's join() calls hooks outside, without data."""
     return bool(torch._C._current_graph_task_id() >= 0)
 
 
@@ -198,7 +193,7 @@ def _after_ddp(steps: BucketSteps, refused: NonFiniteGradientError | None) -> No
     DDP queues its end after the hook of the last bucket, so what that queues comes first, and what
     this in turn queues comes last.
     """
-    if not _in_backward():
+    if not in_backward():
         if refused is not None:
             raise refused
         return
