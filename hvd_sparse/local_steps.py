@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -37,7 +37,8 @@ class AdaComm:
         ceil(first * sqrt(loss / first loss * first learning rate / learning rate))
 
     with the mean loss that all ranks have reported since the last change. If that is not less than
-    the present number, the present number is multiplied by `shrink` instead.
+    the present number, the present number is multiplied by `shrink` instead. Losses that are not
+    finite are left out. Until the mean is above 0, the number stays, and no loss is the first one.
 
     Args:
         first: Local steps at first, at least 1.
@@ -121,6 +122,32 @@ def check_averages(averages: bool) -> None:
         )
 
 
+def check_rate(local_steps: int | str | AdaComm, group: Mapping[str, Any], optimizer: str) -> None:
+    """Raises UnsupportedError if a rule divides by a learning rate, and there is none.
+
+    Args:
+        local_steps: The number of local steps, or the rule for it.
+        group: The optimizer's first group of parameters, with its options.
+        optimizer: The optimizer's name.
+    """
+    if isinstance(local_steps, AdaComm) and "lr" not in group:
+        raise UnsupportedError(
+            f"local_steps=AdaComm(...) follows the learning rate, and {optimizer} has no 'lr': "
+            "give a number of local_steps, or 'auto'"
+        )
+
+
+def checked_loss(loss: Any) -> Any:
+    """Returns a loss that is reported; raises InvalidArgumentError if it is not a number."""
+    try:
+        if isinstance(loss, str | bytes):
+            raise TypeError
+        float(loss)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidArgumentError(f"loss must be a number, got {loss!r}") from None
+    return loss
+
+
 def warn_of_density(density: float) -> None:
     """Logs a warning if a meeting sends little of what several steps have done."""
     if density < _LEAST_DENSITY:
@@ -139,11 +166,12 @@ class _Report(NamedTuple):
         taken: Local steps since the last meeting.
         weights: Checksum of the common weights if they are not those of the last meeting, else 0.
         seconds: Seconds since the number of local steps was last chosen.
-        losses: Number of losses reported since then.
+        losses: Number of finite losses reported since then.
         loss: Their sum.
         rate: The learning rate.
         step: Seconds of a local step, on average since the last meeting.
         meeting: Seconds of the last meeting; 0 if there was none.
+        left_out: Number of losses reported since then that are not finite.
     """
 
     taken: float
@@ -154,6 +182,7 @@ class _Report(NamedTuple):
     rate: float
     step: float
     meeting: float
+    left_out: float
 
 
 class Interval:
@@ -162,6 +191,7 @@ class Interval:
     Args:
         local_steps: Their number, or the rule for it: "auto", or AdaComm's.
         clock: Returns seconds.
+        warns: True to log a warning, once, of losses that the rule cannot follow.
 
     Attributes:
         length: Local steps from one meeting to the next.
@@ -169,7 +199,11 @@ class Interval:
     """
 
     def __init__(
-        self, local_steps: int | str | AdaComm, *, clock: Callable[[], float] = time.monotonic
+        self,
+        local_steps: int | str | AdaComm,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        warns: bool = True,
     ) -> None:
         self._rule = None if isinstance(local_steps, int) else local_steps
         self.length = first_of(local_steps)
@@ -179,6 +213,7 @@ class Interval:
         self._meeting = 0.0  # seconds of the last one
         self._losses: list[Any] = []
         self._first: tuple[float, float] | None = None  # loss and learning rate
+        self._may_warn = warns
 
     @property
     def changes(self) -> bool:
@@ -208,7 +243,8 @@ class Interval:
             weights: Checksum of the common weights, 32 bits; 0 if they are those of the last
                 meeting.
         """
-        losses = [float(loss) for loss in self._losses]
+        told = [float(loss) for loss in self._losses]
+        losses = [loss for loss in told if math.isfinite(loss)]
         self._met = self._clock()
         return _Report(
             taken=self.taken,
@@ -219,6 +255,7 @@ class Interval:
             rate=rate,
             step=(self._met - self._began) / max(self.taken, 1),
             meeting=self._meeting,
+            left_out=len(told) - len(losses),
         )
 
     def check(self, reports: Sequence[Sequence[float]]) -> None:
@@ -270,26 +307,31 @@ class Interval:
         self.length = min(max(wanted, least), most, _AUTO_MOST)
 
     def _follow_loss(self, rule: AdaComm, rows: Sequence[_Report]) -> None:
-        count, total = sum(row.losses for row in rows), sum(row.loss for row in rows)
-        if self._first is None and count:
-            self._first = total / count, rows[0].rate
+        count, left_out = sum(row.losses for row in rows), sum(row.left_out for row in rows)
+        # A rank that has run out of data reports no losses, and its learning rate stays.
+        rate = next((row.rate for row in rows if row.losses), rows[0].rate)
+        loss = sum(row.loss for row in rows) / count if count else math.nan
+        if left_out:
+            self._warn(f"{left_out:.0f} losses are not finite, and are left out")
+        if self._first is None and _can_be_first(loss):
+            self._first = loss, rate
         if rows[0].seconds < rule.every:
             return
-        if not count:
+        if not count + left_out:
             raise InvalidArgumentError(
                 "AdaComm needs the loss of local steps: call report_loss(optimizer, loss) in each"
             )
-        self._choose(rule, total / count, rows[0].rate)
+        self._choose(rule, loss, rate)
         self._losses.clear()
         self._chosen_at = self._clock()
 
     def _choose(self, rule: AdaComm, loss: float, rate: float) -> None:
-        assert self._first is not None
-        first_loss, first_rate = self._first
-        ratio = loss / first_loss if first_loss > 0 else math.nan
+        first_loss, first_rate = self._first or (math.nan, 0.0)
+        ratio = loss / first_loss
         if rate > 0 and first_rate > 0:
             ratio *= first_rate / rate
-        if not 0 <= ratio < math.inf:  # the loss says nothing
+        if not 0 <= ratio < math.inf:
+            self._warn(f"a mean loss of {loss:g}, after {first_loss:g} at first, is no measure")
             return
         wanted = math.ceil(rule.first * math.sqrt(ratio))
         if wanted >= self.length:
@@ -316,4 +358,15 @@ class Interval:
             self._chosen_at = self._clock() - state["seconds"]
             self._losses = list(state["losses"])
             self._meeting = state["meeting"]
-            self._first = None if state["first"] is None else tuple(state["first"])
+            first = state["first"]
+            self._first = tuple(first) if first is not None and _can_be_first(first[0]) else None
+
+    def _warn(self, found: str) -> None:
+        if self._may_warn:
+            self._may_warn = False
+            logger.warning("AdaComm: %s; the number of local steps is %d", found, self.length)
+
+
+def _can_be_first(loss: float) -> bool:
+    """Returns true if AdaComm can compare later losses with this one."""
+    return 0 < loss < math.inf

@@ -1,11 +1,12 @@
-"""Waits that end at a deadline, or when the exchange fails."""
+"""Waits that end at a deadline, or when the exchange fails, with a warning before."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
-from hvd_sparse import _core
+from hvd_sparse import _core, log
 from hvd_sparse.errors import ExchangeTimeoutError
 
 # Time between two polls of the condition and of the exchange: a share of the time waited so far,
@@ -16,12 +17,12 @@ _SHORTEST_POLL, _LONGEST_POLL = 2e-4, 2e-3  # seconds
 
 
 def wait_until(done: Callable[[], bool], check: Callable[[], None], what: str) -> None:
-    """Sleeps until a condition holds.
+    """Sleeps until a condition holds; logs a warning after HVD_SPARSE_STALL_SECONDS.
 
     Args:
         done: Returns true once the condition holds.
         check: Raises the error that has ended the exchange, if any.
-        what: The event waited for, as quoted in the error.
+        what: The event waited for, as quoted in the warning and the error.
 
     Raises:
         ExchangeTimeoutError: The condition did not hold within HVD_SPARSE_TIMEOUT seconds.
@@ -30,9 +31,14 @@ def wait_until(done: Callable[[], bool], check: Callable[[], None], what: str) -
         return
     limits = _core.WaitLimits.from_environment()
     start = time.perf_counter()
+    warned = False
     while not done():
         check()
         waited = time.perf_counter() - start
         if 0 < limits.fail_seconds < waited:
             raise ExchangeTimeoutError(limits.timeout_message(what))
+        if not warned and 0 < limits.warn_seconds < waited:
+            warned = True
+            with suppress(Exception):  # from the program's own log handler
+                log.logger.warning("waited %g s for %s, and goes on", limits.warn_seconds, what)
         time.sleep(min(max(_POLL_SHARE * waited, _SHORTEST_POLL), _LONGEST_POLL))

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from hvd_sparse.compression import Compression
+from hvd_sparse.pytorch.attachment import require_attachment
 from hvd_sparse.pytorch.meetings import common_weights, local_steps, meet, report_loss
 from hvd_sparse.pytorch.optimizer import stats
 from hvd_sparse.pytorch.tuning import replan, tuning
@@ -50,6 +51,19 @@ def velocities(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     return {name: part.cpu().double() for name, part in saved.items()}
 
 
+class WithoutRate(torch.optim.Optimizer):
+    """An optimizer whose groups have no learning rate; it moves weights by their gradients."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.sub_(param.grad)
+
+
 class TorchModel(frameworks.Model):
     """A module with its optimizer; a subclass distributes it, takes steps, and saves.
 
@@ -72,7 +86,10 @@ class TorchModel(frameworks.Model):
     ) -> None:
         self.compression = compression
         self._module = module
-        self._optimizer: Any = getattr(torch.optim, optimizer)(module.parameters(), lr=rate)
+        if optimizer == WithoutRate.__name__:
+            self._optimizer: Any = WithoutRate(module.parameters())
+        else:
+            self._optimizer = getattr(torch.optim, optimizer)(module.parameters(), lr=rate)
         self._steps = 0
         self._scaler: torch.amp.GradScaler | None = None
         if loss_scale is not None:
@@ -190,9 +207,13 @@ class TorchModel(frameworks.Model):
     def replan(self) -> None:
         replan(self._optimizer)
 
-    def meet(self) -> None:
-        """Ends an interval of local steps. Collective."""
-        meet(self._optimizer)
+    def meet(self, module: torch.nn.Module | None = None) -> None:
+        """Ends an interval of local steps, and averages a module's buffers. Collective."""
+        meet(self._optimizer, module)
+
+    def waiting_bytes(self) -> int:
+        """Returns the bytes whose sum by the host step() has left behind without starting it."""
+        return require_attachment(self._optimizer).exchange.driven.dense.waiting_bytes
 
     def common_weights(self) -> AbstractContextManager[None]:
         """Returns a context in which the model has the last common weights."""

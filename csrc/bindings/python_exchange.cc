@@ -74,6 +74,7 @@ void BindExchange(py::module_& m) {
 
   py::class_<WaitLimits>(m, "WaitLimits", "How long a rank waits for peers that are alive.")
       .def_static("from_environment", &WaitLimits::FromEnvironment)
+      .def_readonly("warn_seconds", &WaitLimits::warn_seconds, "Then it warns; 0: never.")
       .def_readonly("fail_seconds", &WaitLimits::fail_seconds, "Then it gives up; 0: never.")
       .def("timeout_message", &WaitLimits::TimeoutMessage, py::arg("what"));
 
@@ -199,6 +200,8 @@ void BindExchange(py::module_& m) {
            py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("spread_peers", &Exchange::SpreadPeers)
       .def("spread", &Exchange::Spread, py::arg("bytes"), py::arg("repetitions"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("gather", &Exchange::Gather, py::arg("numbers"), py::kw_only(), py::arg("what"),
            py::call_guard<py::gil_scoped_release>())
       .def(
           "connect_devices",

@@ -113,6 +113,11 @@ class Exchange {
   /// each of those before this rank, all at once. All ranks call it, with the same numbers.
   std::vector<double> Spread(std::int64_t bytes, int repetitions);
 
+  /// Returns the numbers of all ranks, in rank order; each passes as many, and `what`, the name of
+  /// what they do together. A wait for a rank names it, as in a bucket. Otherwise like Swap.
+  std::vector<std::vector<double>> Gather(const std::vector<double>& numbers,
+                                          const std::string& what);
+
   /// Returns true if a network connects the devices of all ranks, `device` on this one; makes it if
   /// it has not been tried yet. Collective, and otherwise like Swap.
   bool ConnectDevices(Device device);

@@ -68,6 +68,14 @@ std::vector<double> Exchange::Spread(std::int64_t bytes, int repetitions) {
   return seconds;
 }
 
+std::vector<std::vector<double>> Exchange::Gather(const std::vector<double>& numbers,
+                                                  const std::string& what) {
+  Check();
+  std::vector<std::vector<double>> rows;
+  Measure(what, [&] { rows = GatheredNumbers(comm_.get(), numbers, what, &swapped_); });
+  return rows;
+}
+
 bool Exchange::ConnectDevices(Device device) {
   Check();
   Require(!device.IsCpu(), "device must be cuda:0 or the like, got ", device.Name());

@@ -1,5 +1,6 @@
 #include "csrc/exchange/swap.h"
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstring>
@@ -7,6 +8,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/base/short_sleeps.h"
+#include "csrc/collectives/collectives.h"
 
 namespace hvd_sparse {
 namespace {
@@ -98,6 +100,36 @@ void AgreeOnSwaps(Communicator* comm, int peer, std::int64_t bytes, int repetiti
   Throw(ErrorKind::kDisagreement, "the ranks disagree: rank ", comm->Rank(), " swaps ", own[0],
         " bytes ", own[1], " times between devices, rank ", peer, " ", theirs[0], " bytes ",
         theirs[1], " times");
+}
+
+std::vector<std::vector<double>> GatheredNumbers(Communicator* comm,
+                                                 const std::vector<double>& numbers,
+                                                 const std::string& what,
+                                                 std::vector<Buffer>* memory) {
+  const int rank = comm->Rank(), size = comm->Size();
+  const auto bytes = static_cast<std::int64_t>(numbers.size() * sizeof(double));
+  Prepare(static_cast<std::size_t>(size), bytes, memory);  // this rank's numbers, and the others'
+  std::memcpy(memory->front().data(), numbers.data(), static_cast<std::size_t>(bytes));
+  std::vector<std::vector<double>> rows(static_cast<std::size_t>(size), numbers);
+  for (int first = 1; first < size; first += kMessagesAtOnce) {
+    std::vector<Outgoing> out;
+    std::vector<Incoming> in;
+    for (int distance = first; distance < std::min(size, first + kMessagesAtOnce); ++distance) {
+      out.push_back({(rank + distance) % size, memory->front().data(), bytes});
+      void* place = (*memory)[static_cast<std::size_t>(distance)].data();
+      in.push_back({(rank + size - distance) % size, place, bytes});
+    }
+    comm->Transfer(out, in, what);
+    for (const Incoming& message : in) {
+      if (message.bytes != bytes) {
+        Throw(ErrorKind::kDisagreement, "the ranks disagree: rank ", rank, " sent ", bytes,
+              " bytes to rank ", message.peer, ", which sent ", message.bytes, ", in ", what);
+      }
+      std::memcpy(rows[static_cast<std::size_t>(message.peer)].data(), message.data,
+                  static_cast<std::size_t>(bytes));
+    }
+  }
+  return rows;
 }
 
 }  // namespace hvd_sparse

@@ -1,9 +1,11 @@
-/// Equal messages between ranks, timed: what the rounds of an exchange cost on this network.
+/// Messages between ranks while no bucket is in flight: equal ones, timed, which say what the
+/// rounds of an exchange cost on this network, and numbers that all ranks get to know.
 
 #ifndef HVD_SPARSE_EXCHANGE_SWAP_H_
 #define HVD_SPARSE_EXCHANGE_SWAP_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "csrc/base/buffer.h"
@@ -33,6 +35,14 @@ std::vector<double> TimedSpreads(Communicator* comm, int peers, std::int64_t byt
 /// the ranks wait for each other's devices. `memory` as above.
 void AgreeOnSwaps(Communicator* comm, int peer, std::int64_t bytes, int repetitions,
                   std::vector<Buffer>* memory);
+
+/// Sends `numbers` to all ranks; returns those of each rank, in rank order. `what` names the ranks'
+/// common operation, for waits and errors; `memory` as above. Throws Disagreement unless all ranks
+/// pass as many.
+std::vector<std::vector<double>> GatheredNumbers(Communicator* comm,
+                                                 const std::vector<double>& numbers,
+                                                 const std::string& what,
+                                                 std::vector<Buffer>* memory);
 
 }  // namespace hvd_sparse
 

@@ -9,9 +9,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_sparse.ddp.bucket_steps import BucketSteps, Deliveries, hook, own_gradients
+from hvd_sparse.ddp.bucket_steps import BucketSteps, Deliveries, hook
 from hvd_sparse.ddp.host import GroupHost
+from hvd_sparse.ddp.own_gradients import keep_own_gradients
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
+from hvd_sparse.pytorch.local_steps import LocalSteps
 from hvd_sparse.pytorch.optimizer import connect
 from hvd_sparse.pytorch.parameters import NamedParameters, check_not_lazy
 from hvd_sparse.pytorch.settings import Settings
@@ -82,8 +84,12 @@ def attach(
                 deliveries = Deliveries(attachment.renewal, ddp)
                 ddp.register_comm_hook(deliveries, hook)
                 ddp.register_forward_pre_hook(deliveries)
-            else:  # local steps take the ranks' own gradients
-                ddp.register_comm_hook(None, own_gradients)
+            elif isinstance(way, LocalSteps):
+                reduction = host.reduction(
+                    op=op, gradient_predivide_factor=gradient_predivide_factor
+                )
+                named = list(_parameters_of(ddp))
+                keep_own_gradients(ddp, attachment.renewal, way, named, reduction)
         except BaseException as error:
             way.fail(f"{type(error).__name__}: {error}")
             raise

@@ -23,7 +23,7 @@ from hvd_sparse.pytorch.renewal import Renewal
 from hvd_sparse.pytorch.slots import DeliveredSlot
 from hvd_sparse.pytorch.step_way import PlainSteps
 
-_Future = Future[torch.Tensor]
+BucketFuture = Future[torch.Tensor]
 
 
 class BucketSteps(PlainSteps):
@@ -147,7 +147,7 @@ class Deliveries:
     def __init__(self, renewal: Renewal, ddp: DistributedDataParallel) -> None:
         self._renewal = weakref.ref(renewal)
         self._ddp = weakref.ref(ddp)
-        self._waiting: list[tuple[_Future, torch.Tensor]] = []
+        self._waiting: list[tuple[BucketFuture, torch.Tensor]] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _no_deliveries, ()
@@ -158,7 +158,7 @@ class Deliveries:
         if steps is not None:
             steps.before_forward()
 
-    def deliver(self, bucket: GradBucket) -> _Future:
+    def deliver(self, bucket: GradBucket) -> BucketFuture:
         """Takes a bucket; with the last one, ends the step.
 
         Returns:
@@ -171,7 +171,7 @@ class Deliveries:
                 "exists, or its exchange was never built: wrap the module again"
             )
         buffer = bucket.buffer()
-        future = _future_of(buffer)
+        future = future_of(buffer)
         if bucket.index() == 0:
             self._waiting.clear()  # of a backward pass that failed
         steps.deliver(bucket)
@@ -189,7 +189,7 @@ class Deliveries:
         ddp = self._ddp()
         assert ddp is not None
         if refused is None and ddp._join_config.enable and not ddp._divide_by_initial_world_size:
-            steps.divide_by_present(present=_in_backward())
+            steps.divide_by_present(present=in_backward())
         return refused
 
     def _after_ddp(self, steps: BucketSteps, refused: NonFiniteGradientError | None) -> None:
@@ -198,7 +198,7 @@ class Deliveries:
         DDP queues its end after the hook of the last bucket, so what that queues comes first, and
         what this in turn queues comes last.
         """
-        if not _in_backward():  # DDP's join() takes this step for a rank that has run out of data
+        if not in_backward():  # DDP's join() takes this step for a rank that has run out of data
             if refused is not None:
                 raise refused
             steps.exchange.release()
@@ -231,16 +231,11 @@ def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotat
     return state.deliver(bucket)
 
 
-def own_gradients(state, bucket):  # type: ignore[no-untyped-def]  # see `hook`
-    """The communication hook that leaves each rank its own gradients."""
-    future = _future_of(bucket.buffer())
-    future.set_result(bucket.buffer())
-    return future
-
-
-def _future_of(buffer: torch.Tensor) -> _Future:
+def future_of(buffer: torch.Tensor) -> BucketFuture:
+    """Returns a future for what a hook makes of a bucket's memory."""
     return Future() if buffer.device.type == "cpu" else Future(devices=[buffer.device])
 
 
-def _in_backward() -> bool:
+def in_backward() -> bool:
+    """Returns true within backward; DDP's join() calls hooks outside, without data."""
     return bool(torch._C._current_graph_task_id() >= 0)

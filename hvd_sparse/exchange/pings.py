@@ -1,12 +1,14 @@
-"""Times the network and the devices of an exchange, while no bucket is in flight."""
+"""Messages of an exchange while no bucket is in flight: most time the network and the devices."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from hvd_sparse.exchange.core_handle import CoreHandle
 
 
 class Pings(CoreHandle):
-    """Timing calls, which run on the calling thread and take as long as what they time."""
+    """Calls that run on the calling thread until the messages have arrived."""
 
     def swap(self, peer: int, bytes: int, repetitions: int) -> list[float]:  # noqa: A002
         """Times swaps of equal messages with another rank, which calls the same for this one.
@@ -53,6 +55,24 @@ class Pings(CoreHandle):
         """
         with self.acknowledging() as core:
             return core.spread(bytes, repetitions)
+
+    def gather(self, numbers: Sequence[float], *, what: str) -> list[list[float]]:
+        """Returns the numbers of all ranks, in rank order and bit for bit; each passes as many.
+
+        Collective, while no bucket is in flight. Warnings and errors name the ranks that have not
+        come, as those of a bucket do.
+
+        Args:
+            numbers: This rank's numbers.
+            what: What the ranks do together, as warnings and errors call it.
+
+        Raises:
+            InvalidArgumentError: A bucket is in flight.
+            ExchangeFailedError: The exchange has ended; this very call ends it where the ranks pass
+                different numbers of numbers.
+        """
+        with self.acknowledging() as core:
+            return core.gather(numbers, what=what)
 
     def connect_devices(self, device: str) -> bool:
         """Connects the devices of all ranks by a network, unless that was tried before.

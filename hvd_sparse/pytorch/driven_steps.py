@@ -311,7 +311,7 @@ class DrivenSteps:
             self.dense.flush(buffer)
 
     def launch_missing(self) -> None:
-        """Sends all gradients that have not arrived; they count as zero."""
+        """Sends all gradients that have not arrived, which count as zero, and all that wait."""
         with self._stream.follow():
             for slot in self._slots.values():
                 if slot.name not in self._handover_of and not slot.launched:
@@ -319,6 +319,7 @@ class DrivenSteps:
             for handover, missing in zip(self._handovers, self._missing, strict=True):
                 if missing:
                     self._hand_over(handover)
+            self.dense.flush()
 
     def wait(self) -> tuple[tuple[BucketStats, ...], str | None]:
         """Waits until all slots hold their results.
@@ -330,7 +331,6 @@ class DrivenSteps:
         Raises:
             ExchangeFailedError: The exchange has ended.
         """
-        self.dense.flush()
         self._stats = self._steps.wait()  # first, since it takes no polling
         refuse = self.dense.wait(check_finite=self._check_finite)
         self._stream.hand_back()

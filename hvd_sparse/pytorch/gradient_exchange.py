@@ -108,6 +108,7 @@ class GradientExchange:
         self.mark = ""
         self.phase = Phase.IDLE
         self.paused = False
+        self._open: tuple[Reading | None, bool] | None = None  # arguments of `end_step`
         self.optimizer = weakly(optimizer)
         self.rates = LearningRates(optimizer, compression)
         self.momentum = Momentum(
@@ -241,6 +242,14 @@ class GradientExchange:
             GradientInFlightError: A gradient was changed after backward. The exchange has ended.
             ExchangeFailedError: Another rank ended the exchange, or died.
         """
+        self.complete_alone()
+        self.end_open_step()
+
+    def complete_alone(self) -> None:
+        """Like `complete`, but without what ranks do together after a step: `end_open_step`.
+
+        So this rank may call it before others do, once all have launched the step.
+        """
         try:
             with torch.no_grad():
                 self.launch()
@@ -302,7 +311,17 @@ class GradientExchange:
             for slot in self.slots:
                 slot.write_back()
             applied = True
-        self.end_step(reading, measures=applied)
+        self._open = reading, applied
+
+    def end_open_step(self) -> None:
+        """Ends a step that `complete_alone` has left open, if there is one. Collective."""
+        if self._open is not None:
+            (reading, measures), self._open = self._open, None
+            self.end_step(reading, measures=measures)
+
+    def forget_open_step(self) -> None:
+        """Leaves such an end out, since other state is loaded, on all ranks."""
+        self._open = None
 
     def end_step(self, reading: Reading | None, *, measures: bool) -> None:
         """Ends a step that all ranks have committed.
@@ -383,6 +402,7 @@ class GradientExchange:
     def replan(self) -> None:
         """Measures the network anew, between two steps, and restarts tuning. Collective."""
         assert self.tuner is not None
+        self.end_open_step()
         self.release()
         self.tuner.restart(self._measurer.network())
         self.driven.replace_buckets(())

@@ -8,21 +8,27 @@ weights, with which all ranks go on: after each meeting, weights are bitwise equ
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import torch
 
+from hvd_sparse import log
 from hvd_sparse.compression import Compression
 from hvd_sparse.errors import NonFiniteGradientError
 from hvd_sparse.exchange.messages import Messages
+from hvd_sparse.exchange.reduction import Reduction
 from hvd_sparse.local_steps import AVERAGED, Interval, Outer, warn_of_density
 from hvd_sparse.pytorch import moments
+from hvd_sparse.pytorch.dense import DenseReducer
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange, Phase
 from hvd_sparse.pytorch.host import TorchHost
 from hvd_sparse.pytorch.slots import DeliveredSlot
 from hvd_sparse.pytorch.step_way import StepWay
+
+_Result = TypeVar("_Result")
 
 
 class DifferenceSlot(DeliveredSlot):
@@ -35,11 +41,22 @@ class DifferenceSlot(DeliveredSlot):
         self.delivered = None
 
 
+class Joining(Protocol):
+    """Ranks that run out of data, while others go on: DDP's join()."""
+
+    def check_step(self) -> None:
+        """Raises UnsupportedError if a rank without data cannot count the step just taken."""
+
+    def check_meeting(self) -> None:
+        """Raises UnsupportedError if a rank without data would not come to an early meeting."""
+
+
 class LocalSteps(StepWay):
     """Local steps: each rank takes its own, and a step of the exchange is a meeting.
 
     Attributes:
         interval: Counts the local steps until the next meeting.
+        joining: Checks that ranks without data can follow; None unless there may be such ranks.
     """
 
     interval: Interval
@@ -54,9 +71,10 @@ class LocalSteps(StepWay):
         prefix: str,
     ) -> None:
         super().__init__(exchange)
+        self.joining: Joining | None = None
         if exchange.world.rank == 0 and compression.values != "binary":
             warn_of_density(compression.density)
-        self.interval = Interval(compression.local_steps)
+        self.interval = Interval(compression.local_steps, warns=exchange.world.rank == 0)
         self._outer = _OuterSteps(compression.outer)
         self._overlaps = bool(compression.overlap)
         self._common: dict[str, torch.Tensor] = {}  # float32 at least
@@ -65,6 +83,7 @@ class LocalSteps(StepWay):
         # meeting has delivered, once it has ended.
         self._start: dict[str, torch.Tensor] = {}
         self._averages: dict[str, torch.Tensor] = {}
+        self._refused: NonFiniteGradientError | None = None  # raised at the next meeting
         self._messages = messages
         self._host, self._prefix = host, prefix
         self._averages_moments = compression.moments == AVERAGED
@@ -91,13 +110,20 @@ class LocalSteps(StepWay):
         """Does nothing: gradients are this rank's own, and differences in flight are not theirs."""
 
     def refuse_if_busy(self, reason: str) -> None:
-        """Waits for a meeting that overlaps local steps; raises its error if it was refused."""
-        refused = self._wait()
-        if refused is not None:
-            raise refused
+        """Waits for a meeting that overlaps local steps, on this rank alone if need be."""
+        self._wait()
 
     def settle(self, *, quietly: bool = False) -> None:
-        """Does nothing: a meeting may stay in flight."""
+        """Waits for a meeting in flight, which the next one or nobody applies.
+
+        Args:
+            quietly: True to raise no error, which has ended the exchange.
+        """
+        try:
+            self._wait()
+        except Exception:
+            if not quietly:
+                raise
 
     @torch.no_grad()
     def _note_common(self) -> None:
@@ -112,8 +138,26 @@ class LocalSteps(StepWay):
 
     def stepped(self) -> None:
         """Counts a local step; the last one of an interval ends in a meeting. See `meet`."""
+        if self.joining is not None:
+            self._checked(self.joining.check_step)
         if self.interval.step():
             self.meet(overlaps=self._overlaps)
+
+    def follow(self) -> None:
+        """Counts a local step of the other ranks, in which this one, out of data, did nothing."""
+        self.stepping(synchronized=True)
+        try:
+            if self.interval.step():
+                self.meet(overlaps=self._overlaps)
+        except NonFiniteGradientError as error:  # those who took the step may go on after it
+            with suppress(Exception):  # from the program's own log handler
+                log.logger.warning("at a meeting: %s", error)
+
+    def meet_now(self) -> None:
+        """Meets early, where the user asks for it; see `meet`."""
+        if self.joining is not None:
+            self._checked(self.joining.check_meeting)
+        self.meet()
 
     def meet(self, *, overlaps: bool = False) -> None:
         """Averages the ranks' differences, and moves all ranks to the new common weights.
@@ -130,6 +174,7 @@ class LocalSteps(StepWay):
                 common ones again.
             ExchangeFailedError: Another rank ended the exchange, or died.
         """
+        self._wait()
         reports = self._reports()
         if self.interval.taken == 0 and not self._start:
             return
@@ -150,10 +195,28 @@ class LocalSteps(StepWay):
 
     def average(self, tensors: list[torch.Tensor], what: str) -> None:
         """Replaces tensors by their averages over the ranks; see `moments.average`. Collective."""
-        try:
-            moments.average(
-                tensors, what, messages=self._messages, host=self._host, prefix=self._prefix
+        self._checked(
+            lambda: moments.average(
+                tensors,
+                what,
+                core=self.exchange.core,
+                messages=self._messages,
+                host=self._host,
+                prefix=self._prefix,
             )
+        )
+
+    def sums(self, reduction: Reduction) -> DenseReducer:
+        """Returns sums by the host of gradients that these steps leave to another optimizer."""
+        prefix = f"{self._prefix}.others"
+        return DenseReducer(
+            prefix, host=self._host, reduction=reduction, messages=self._messages, timeline=None
+        )
+
+    def _checked(self, action: Callable[[], _Result]) -> _Result:
+        """Returns what an action returns; an error ends the exchange on all ranks."""
+        try:
+            return action()
         except BaseException as error:
             raise self.exchange.end(error)  # noqa: B904  # mostly the same error
 
@@ -170,23 +233,35 @@ class LocalSteps(StepWay):
                 param.copy_(common - own)
                 self._start[slot.name] = param.clone()
             self.exchange.arrived(slot)
+        if overlaps:  # this rank may wait for them alone, and all must be under way then
+            self._checked(self.exchange.launch)
+            # Others still need this rank's part, even if this optimizer is dropped now.
+            self.exchange.core.before_close = partial(self.settle, quietly=True)
 
-    def _wait(self) -> NonFiniteGradientError | None:
-        """Waits for differences in flight; returns the error of a meeting that no rank applies."""
+    def _wait(self) -> None:
+        """Waits for differences in flight; other ranks need not do so at the same time."""
         if self.exchange.phase is not Phase.GATHERING:
-            return None
+            return
+        self.exchange.core.before_close = None
         try:
-            self.exchange.complete()
+            self.exchange.complete_alone()
         except NonFiniteGradientError as error:
-            return error
+            self._refused = error
+            return
         self._averages = {slot.name: slot.gradient() for slot in self.exchange.slots}
         self.exchange.release()
-        return None
 
     @torch.no_grad()
     def _finish(self) -> NonFiniteGradientError | None:
-        """Waits for differences in flight, and moves the common weights."""
-        refused = self._wait()
+        """Waits for differences in flight, and moves the common weights. Collective.
+
+        Returns:
+            The error of a meeting that no rank applies.
+        """
+        self._wait()
+        self.exchange.end_open_step()
+        self.exchange.release()
+        refused, self._refused = self._refused, None
         for name, average in self._averages.items():
             self._outer.step(name, self._common[name], average)
         self._averages = {}
@@ -194,14 +269,15 @@ class LocalSteps(StepWay):
 
     def _reports(self) -> list[list[float]]:
         """Returns the reports of all ranks, which have taken as many local steps. Collective."""
-        rate = float(self.exchange.optimizer().param_groups[0]["lr"])
+        rate = float(self.exchange.optimizer().param_groups[0].get("lr", 0.0))
         report = self.interval.report(rate=rate, weights=self._checksum)
-        try:
-            reports = self._messages.gather(report, what="local_steps")()
+
+        def gathered() -> list[list[float]]:
+            reports = self.exchange.core.gather(report, what="a meeting of local steps")
             self.interval.check(reports)
-        except BaseException as error:
-            raise self.exchange.end(error)  # noqa: B904  # mostly the same error
-        return reports
+            return reports
+
+        return self._checked(gathered)
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:
@@ -223,7 +299,7 @@ class LocalSteps(StepWay):
 
     def local_state(self) -> dict[str, Any]:
         """Returns a copy of all state of local steps, of types that torch.load accepts."""
-        self.refuse_if_busy("")
+        self._wait()
         return {
             "interval": self.interval.state(),
             "amid": bool(self.interval.taken or self._start),
@@ -240,6 +316,8 @@ class LocalSteps(StepWay):
         An interval without common weights begins at the present ones.
         """
         saved = {"interval": {**self.interval.state(), "taken": 0}} if saved is None else saved
+        self._refused = None
+        self.exchange.forget_open_step()
         self.interval.load(saved["interval"])
         self._checksum = saved.get("checksum", 0)
         params = {slot.name: slot.param for slot in self.exchange.slots}

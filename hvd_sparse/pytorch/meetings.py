@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.local_steps import checked_loss
 from hvd_sparse.pytorch.attachment import require_attachment
 from hvd_sparse.pytorch.local_steps import LocalSteps
 
@@ -20,24 +21,34 @@ def meet(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None = None)
 
     Args:
         optimizer: An optimizer with a compression that has local_steps.
-        model: A module whose floating-point buffers are averaged, too, by the library that runs
-            the ranks: running statistics of batch normalisation. None leaves each rank its own.
+        model: A module whose dense floating-point buffers are averaged, too, by the library that
+            runs the ranks: running statistics of batch normalisation. Those that are equal on all
+            ranks stay as they are, bit for bit. None leaves each rank its own.
 
     Raises:
-        InvalidArgumentError: The compression has no local_steps.
+        InvalidArgumentError: The compression has no local_steps, or `model` is no module.
+        UnsupportedError: It is called within DDP's join(), at whose end the ranks meet.
         RanksDisagreeError: The ranks have not taken as many local steps, or their models have
-            different numbers of buffers' entries.
+            buffers of different sizes.
         NonFiniteGradientError: A rank's weights are not finite; all ranks have the last common
             weights again.
         ExchangeFailedError: Another rank ended the exchange, or died.
     """
     steps = _steps_of(optimizer, "meet()")
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise InvalidArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if steps is not None:
         steps.exchange.core.check()
-        steps.meet()
+        steps.meet_now()
         if model is not None:
-            buffers = [one.detach() for one in model.buffers() if one.is_floating_point()]
-            steps.average(buffers, "buffers")
+            steps.average(
+                [
+                    one.detach()
+                    for one in model.buffers()
+                    if one.is_floating_point() and one.layout == torch.strided
+                ],
+                "buffers",
+            )
 
 
 @contextmanager
@@ -65,12 +76,20 @@ def report_loss(optimizer: torch.optim.Optimizer, loss: float | torch.Tensor) ->
 
     Args:
         optimizer: An optimizer with a compression that has local_steps.
-        loss: A number, or a tensor with one element, which is read at the next meeting.
+        loss: A number, or a tensor with one element, which is read at the next meeting. AdaComm
+            leaves out what is not finite.
 
     Raises:
-        InvalidArgumentError: The compression has no local_steps.
+        InvalidArgumentError: The compression has no local_steps, or `loss` is not a number.
     """
     steps = _steps_of(optimizer, "report_loss()")
+    if not isinstance(loss, torch.Tensor):
+        loss = checked_loss(loss)
+    elif loss.numel() != 1 or loss.is_complex():
+        raise InvalidArgumentError(
+            f"loss must be a real tensor with one element, got {loss.dtype} of shape "
+            f"{tuple(loss.shape)}"
+        )
     if steps is not None:
         steps.interval.note_loss(loss.detach() if isinstance(loss, torch.Tensor) else loss)
 

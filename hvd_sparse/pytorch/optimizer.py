@@ -14,7 +14,7 @@ from hvd_sparse.compression_checks import FORWARD
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.exchange.messages import Messages
-from hvd_sparse.local_steps import check_averages
+from hvd_sparse.local_steps import check_averages, check_rate
 from hvd_sparse.pytorch.attachment import Attachment, attachment_of, require_attachment
 from hvd_sparse.pytorch.devices import common_device
 from hvd_sparse.pytorch.forward import ForwardSteps, check_forward
@@ -158,6 +158,8 @@ def connect(
         check_devices(named, settings.compression)
         if settings.compression.is_local:
             check_averages(settings.reduction.averages)
+            rule, group = settings.compression.local_steps, optimizer.param_groups[0]
+            check_rate(rule, group, type(optimizer).__name__)
         check_forward(settings, optimizer, named, host)
         if in_elastic_job() or host.has_peers() or _acts_alone(settings, host):
             check_dense(named, settings.compression, host)

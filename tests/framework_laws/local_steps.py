@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from hvd_sparse.compression import LAGS, Dense, GaussianK, GTopK, TopK
 from hvd_sparse.errors import (
@@ -16,6 +18,8 @@ from hvd_sparse.errors import (
 )
 from hvd_sparse.local_steps import AdaComm, Outer
 from tests.frameworks import any_entry, same, with_bad_entry
+from tests.gpus import DEVICE
+from tests.torch_model import array_of
 from tests.verdict import CYCLE
 
 FIXED = {"density": 0.1, "min_numel": 64}
@@ -283,6 +287,53 @@ def test_a_meeting_that_overlaps_may_be_refused(framework):
         assert np.array_equal(framework.size * moved, total)
 
 
+@pytest.mark.usefixtures("several_ranks")
+@pytest.mark.parametrize("name", ["lags", "adaptive", "dense"])
+def test_a_rank_may_look_at_its_state_alone_while_a_meeting_is_in_flight(framework, verdict, name):
+    verdict(sparse=True)
+    others = {"adaptive": LAGS(local_steps=EVERY, warmup=None, **FIXED)}
+    compression = {**COMPRESSIONS, **others}[name]
+    model = new(framework, replace(compression, overlap=True, quality_every=2))
+    for meeting in range(CYCLE + 3):  # with orders of buckets, decisions and measurements
+        interval(framework, model, 10 * meeting)
+        assert not model.waiting_bytes()
+        if framework.rank == meeting % framework.size:
+            model.residuals()
+            with model.common_weights():
+                pass
+        framework.barrier()
+    model.meet()
+    framework.assert_same_on_all_ranks(model.weights())
+    assert model.stats().step == CYCLE + 2
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_a_refused_meeting_is_raised_on_all_ranks_even_if_one_has_looked(framework):
+    model = new(framework, replace(EXACT, overlap=True))
+    bad = gradients_of(framework, 0)
+    if framework.rank == framework.size - 1:
+        bad = with_bad_entry(bad, "second", float("inf"))
+    for _ in range(EVERY):
+        model.step(bad)
+    if framework.rank == 0:
+        model.residuals()
+    with pytest.raises(framework.refusal):
+        model.meet()
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_a_rank_that_is_late_at_a_meeting_is_named(framework, monkeypatch, capfd):
+    monkeypatch.setenv("HVD_SPARSE_STALL_SECONDS", "0.05")
+    model = new(framework, EXACT)
+    interval(framework, model, 10)  # in the first steps, DDP itself makes ranks wait
+    last = framework.size - 1
+    if framework.rank == last:
+        time.sleep(0.3)
+    interval(framework, model, 0)
+    told = f"has waited 0.05 s for rank {last} in a meeting of local steps"
+    assert (told in capfd.readouterr().err) == (framework.rank != last)
+
+
 @pytest.mark.parametrize("name", ["topk", "dense, int8", "momentum", "adaptive", "overlap"])
 @pytest.mark.parametrize("extra", [0, 2], ids=["after a meeting", "amid an interval"])
 def test_an_interval_goes_on_bit_for_bit(framework, verdict, folder, name, extra):
@@ -351,6 +402,78 @@ def test_adacomm_asks_for_the_loss_on_all_ranks(framework):
     model = new(framework, Dense(local_steps=AdaComm(first=2, every=1e-9)))
     with pytest.raises(InvalidArgumentError, match="report_loss"):
         interval(framework, model, 0, steps=2)
+
+
+@pytest.mark.usefixtures("several_ranks")
+@pytest.mark.parametrize("bad", ["nan", "inf"])
+def test_adacomm_adapts_after_losses_that_are_not_finite(framework, caplog, bad):
+    caplog.set_level("WARNING", "hvd_sparse")
+    model = new(framework, Dense(local_steps=AdaComm(first=4, every=1e-9)))
+    lengths = []
+    for step in range(16):
+        is_bad = step < 4 and framework.rank == framework.size - 1
+        model.report_loss(float(bad) if is_bad or step == 5 else 2.0)
+        model.step(gradients_of(framework, step))
+        lengths.append(model.local_steps())
+    framework.assert_equal_on_all_ranks(lengths)
+    assert list(dict.fromkeys(lengths)) == [4, 2, 1]
+    assert caplog.text.count("not finite, and are left out") == (framework.rank == 0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"),
+    [
+        ("2.5", "loss must be a number, got '2.5'"),
+        (None, "loss must be a number, got None"),
+        (torch.ones(2), r"one element, got torch.float32 of shape \(2,\)"),
+        (torch.tensor(1j), "real tensor"),
+    ],
+)
+@pytest.mark.usefixtures("several_ranks")
+def test_a_loss_that_is_no_number_is_refused_where_it_is_reported(framework, loss, text):
+    model = new(framework, Dense(local_steps=AdaComm(first=4)))
+    with pytest.raises(InvalidArgumentError, match=text):
+        model.report_loss(loss)
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_an_optimizer_without_a_learning_rate_takes_local_steps(framework):
+    model = new(framework, EXACT, optimizer="WithoutRate")
+    before = model.weights()
+    difference = interval(framework, model, 0)
+    for name, total in framework.totals(difference).items():
+        moved = (before[name] - model.weights()[name]).ravel()
+        assert np.array_equal(framework.size * moved, total)
+    with pytest.raises(UnsupportedError, match="WithoutRate has no 'lr'"):
+        new(framework, Dense(local_steps=AdaComm(first=4)), optimizer="WithoutRate")
+
+
+CONSTANTS = {
+    "mask": torch.full((3, 4), torch.finfo(torch.float32).min),
+    "infinite": torch.full((2,), float("-inf")),
+    "third": torch.tensor([0.456, 1 / 3, 3e38, 1e-45, -0.0]),
+    "expanded": torch.ones(1, 4).expand(3, 4),
+    "rounded": torch.tensor([0.1], dtype=torch.bfloat16),
+    "wide": torch.tensor([1e308], dtype=torch.float64),
+}
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_buffers_that_are_equal_keep_their_bits_and_others_are_averaged(framework):
+    model = new(framework, EXACT)
+    module = torch.nn.Module()
+    for name, one in CONSTANTS.items():
+        module.register_buffer(name, one.to(DEVICE).expand_as(one))
+    own = float(framework.rank)
+    module.register_buffer("own", torch.full((1, 3), own, device=DEVICE).expand(2, 3))
+    module.register_buffer("large", torch.full((2,), 3e38, device=DEVICE) - own * 1e37)
+    for _ in range(2):
+        model.meet(module)
+    for name, one in CONSTANTS.items():
+        assert torch.equal(getattr(module, name).cpu(), one), name
+    assert torch.all(module.own == (framework.size - 1) / 2)
+    assert torch.all((module.large < 3e38) & (module.large > 2.5e38))
+    framework.assert_same_on_all_ranks({"large": array_of(module.large)})
 
 
 @pytest.mark.usefixtures("several_ranks")

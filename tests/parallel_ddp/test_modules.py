@@ -14,11 +14,13 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from hvd_sparse.ddp import LAGS, TopK, attach, stats
+from hvd_sparse.ddp import LAGS, TopK, attach, meet, stats
 from hvd_sparse.errors import (
+    ExchangeFailedError,
     GradientInFlightError,
     HvdSparseError,
     NonFiniteGradientError,
+    UnsupportedError,
 )
 from tests.frameworks import SHAPES
 from tests.gpus import DEVICE
@@ -115,13 +117,16 @@ def test_at_density_one_an_optimizer_does_as_without_compression(framework, kind
     framework.assert_same_on_all_ranks(weights_of(ours))
 
 
-def test_gradients_of_another_optimizer_are_averaged_dense(framework):
+@pytest.mark.parametrize("local_steps", [1, 2])
+def test_gradients_of_another_optimizer_are_averaged_dense(framework, local_steps):
     ours, theirs = network(), network()
     pairs = []
     for ddp in (ours, theirs):
         first, last = ddp.module[0], ddp.module[2]
         pairs.append([torch.optim.SGD(one.parameters(), lr=0.1) for one in (last, first)])
-    attach(ours, pairs[0][0], TopK(density=0.05, min_numel=1, weight_decay=0.5, clip_norm=1e-3))
+    on_gradients = {"weight_decay": 0.5, "clip_norm": 1e-3} if local_steps == 1 else {}
+    compression = TopK(density=0.05, min_numel=1, local_steps=local_steps, **on_gradients)
+    attach(ours, pairs[0][0], compression)
     for step in range(3):
         for ddp, optimizers in zip((ours, theirs), pairs, strict=True):
             ddp.zero_grad()
@@ -151,6 +156,48 @@ def test_a_rank_without_data_takes_part_in_join(framework):
     for name, summed in framework.totals(applied).items():
         assert np.array_equal(-weights_of(ddp.module)[name].ravel() / RATE, summed)
     framework.assert_same_on_all_ranks(weights_of(ddp.module))
+
+
+@pytest.mark.usefixtures("several_ranks")
+@pytest.mark.parametrize("overlap", [False, True])
+def test_ranks_without_data_come_to_meetings_and_all_meet_at_the_end_of_join(framework, overlap):
+    ddp = DistributedDataParallel(Toy().to(DEVICE), bucket_cap_mb=BUCKET_MB)
+    optimizer = attached(ddp, TopK(density=0.1, local_steps=3, overlap=overlap, **SMALL))
+    owed = dict.fromkeys(SHAPES, 0.0)
+    for round_of_join in range(2):
+        with Join([ddp]):
+            for step in range(2 + 3 * framework.rank):
+                optimizer.zero_grad()
+                given = integers(framework, 10 * round_of_join + step)
+                given = {name: framework.size * one for name, one in given.items()}
+                ddp(given).backward()
+                optimizer.step()
+                owed = {name: owed[name] + array_of(one).ravel() for name, one in given.items()}
+        framework.assert_same_on_all_ranks(weights_of(ddp.module))
+    kept = residuals(optimizer)
+    applied = {name: RATE * one - kept.get(name, 0.0) for name, one in owed.items()}
+    for name, summed in framework.totals(applied).items():
+        assert np.array_equal(-framework.size * weights_of(ddp.module)[name].ravel(), summed)
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_averages_of_weights_are_over_all_ranks_within_join(framework):
+    ddp = network()
+    attached(ddp, TopK(density=0.1, local_steps=2, **SMALL))
+    with pytest.raises(UnsupportedError, match="divide_by_initial_world_size must be True"):
+        ddp.join(divide_by_initial_world_size=False)
+
+
+@pytest.mark.usefixtures("several_ranks")
+@pytest.mark.parametrize("mistake", ["meet", "accumulate"])
+def test_what_ranks_without_data_cannot_follow_is_refused_within_join(framework, mistake):
+    ddp = network()
+    optimizer = attached(ddp, TopK(density=0.1, local_steps=2, **SMALL))
+    match = r"meet\(\) was called within join" if mistake == "meet" else "there were 2"
+    with pytest.raises((UnsupportedError, ExchangeFailedError), match=match), ddp.join():
+        for part in range(2):
+            ddp(batch(part, framework)).square().mean().backward()
+        meet(optimizer) if mistake == "meet" else optimizer.step()
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -319,9 +366,10 @@ def test_an_output_may_be_ignored(framework):
 # ---- Lives ---------------------------------------------------------------------------------------
 
 
-def test_copies_of_a_module_can_be_made_and_saved(framework):
+@pytest.mark.parametrize("compression", [EVERYTHING, TopK(density=1.0, min_numel=1, local_steps=2)])
+def test_copies_of_a_module_can_be_made_and_saved(framework, compression):
     ddp = network()
-    optimizer = attached(ddp)
+    optimizer = attached(ddp, compression)
     twin = copy.deepcopy(ddp.module)
     torch.save(ddp.state_dict(), io.BytesIO())
     ddp(batch(0, framework)).sum().backward()

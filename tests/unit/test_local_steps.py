@@ -150,13 +150,36 @@ def test_adacomm_meets_less_often_at_a_smaller_learning_rate():
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
-def test_adacomm_ignores_a_loss_that_says_nothing(loss):
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_adacomm_leaves_out_losses_that_are_not_finite(loss, at, caplog):
     clock = Clock()
     interval = Interval(AdaComm(first=16, every=1.0), clock=clock)
-    interval.meet(reported(interval, loss=4.0))
-    clock.now += 1
-    interval.meet(reported(interval, loss=loss))
-    assert interval.length == 16
+    losses = [4.0, 0.25]
+    lengths = []
+    for one in [*losses[:at], loss, *losses[at:]]:
+        clock.now += 1
+        interval.meet(reported(interval, loss=one))
+        lengths.append(interval.length)
+    lengths.pop(at)
+    assert lengths == [8, 4]  # 16 is no decrease, and 16 sqrt(.25 / 4)
+    assert len(caplog.records) == 1
+
+
+def test_adacomm_takes_the_first_loss_above_0_as_the_first():
+    clock = Clock()
+    interval = Interval(AdaComm(first=16, every=1.0), clock=clock)
+    lengths = []
+    for loss in (0.0, -1.0, 4.0, 0.25, -1.0):
+        clock.now += 1
+        interval.meet(reported(interval, loss=loss))
+        lengths.append(interval.length)
+    assert lengths == [16, 16, 8, 4, 4]
+
+
+def test_a_first_loss_that_is_no_measure_is_not_loaded():
+    interval = Interval(AdaComm(first=16))
+    interval.load({**interval.state(), "first": (float("nan"), 0.1)})
+    assert interval.state()["first"] is None
 
 
 def meeting(interval, clock, *, step, seconds):

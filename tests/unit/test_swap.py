@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 from hvd_sparse import _core
@@ -61,6 +62,25 @@ def test_messages_to_all_others_at_once_are_timed(ranks):
     for seconds in on_ranks(ranks, program):
         assert len(seconds) == 5
         assert min(seconds) > 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 40])
+def test_all_ranks_get_the_numbers_of_all_bit_for_bit(ranks):
+    def program(exchange, rank):
+        return exchange.gather([rank, -0.0, float("nan"), 1e-320], what="a meeting")
+
+    for rows in on_ranks(ranks, program):
+        assert [row[0] for row in rows] == list(range(ranks))
+        rest = [np.array(row[1:]).view(np.int64).tolist() for row in rows]
+        assert rest == [np.array([-0.0, np.nan, 1e-320]).view(np.int64).tolist()] * ranks
+
+
+def test_ranks_that_gather_different_numbers_of_numbers_are_told():
+    def program(exchange, rank):
+        with pytest.raises(ExchangeFailedError, match=r"rank [01] .* 16 bytes .*a meeting"):
+            exchange.gather([0.0] * (1 + rank), what="a meeting")
+
+    on_ranks(2, program)
 
 
 def test_a_message_to_all_waits_for_the_last_rank():
