@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
 from hvd_sparse import _core
 from hvd_sparse.errors import ExchangeTimeoutError
+from hvd_sparse.log import logger
 
 # Time between two polls of the condition and of the exchange: a share of the time waited so far,
 # between these limits. Polling every 100 us would take a fifth of a core, which other ranks of the
 # machine may need.
 _POLL_SHARE = 0.05
 _SHORTEST_POLL, _LONGEST_POLL = 2e-4, 2e-3  # seconds
+_STALL_SECONDS = 60.0  # as in the core, unless HVD_SPARSE_STALL_SECONDS is set
 
 
-def wait_until(done: Callable[[], bool], check: Callable[[], None], what: str) -> None:
-    """Sleeps until a condition holds.
+def wait_until(
+    done: Callable[[], bool], check: Callable[[], None], what: str | Callable[[], str]
+) -> None:
+    """Sleeps until a condition holds; after HVD_SPARSE_STALL_SECONDS, logs what it waits for.
 
     Args:
         done: Returns true once the condition holds.
         check: Raises the error that has ended the exchange, if any.
-        what: The event waited for, as quoted in the error.
+        what: The event waited for, as quoted in the warning and in the error; or a function that
+            returns it when it is needed.
 
     Raises:
         ExchangeTimeoutError: The condition did not hold within HVD_SPARSE_TIMEOUT seconds.
@@ -29,10 +35,20 @@ def wait_until(done: Callable[[], bool], check: Callable[[], None], what: str) -
     if done():
         return
     limits = _core.WaitLimits.from_environment()
-    start = time.perf_counter()
+    stall_seconds = float(os.environ.get("HVD_SPARSE_STALL_SECONDS") or _STALL_SECONDS)
+    start, warned = time.perf_counter(), stall_seconds == 0
+
+    def text() -> str:
+        return what if isinstance(what, str) else what()
+
     while not done():
         check()
         waited = time.perf_counter() - start
         if 0 < limits.fail_seconds < waited:
-            raise ExchangeTimeoutError(limits.timeout_message(what))
+            raise ExchangeTimeoutError(limits.timeout_message(text()))
+        if not warned and waited > stall_seconds:
+            warned = True
+            logger.warning(
+                "this rank has waited %g s for %s; it goes on waiting", stall_seconds, text()
+            )
         time.sleep(min(max(_POLL_SHARE * waited, _SHORTEST_POLL), _LONGEST_POLL))
