@@ -90,7 +90,7 @@ def checked_options(compression: Compression) -> dict[str, Any]:
     every = given.quality_every
     if every is not None:
         checked["quality_every"] = checked_count("quality_every", every, low=1, high=2**62)
-    if given.rescale_residual not in (None, True, False):
+    if not (given.rescale_residual is None or isinstance(given.rescale_residual, bool)):
         raise InvalidArgumentError(
             f"rescale_residual must be True, False or None, got {given.rescale_residual!r}"
         )

@@ -16,13 +16,16 @@ _POLL_SHARE = 0.05
 _SHORTEST_POLL, _LONGEST_POLL = 2e-4, 2e-3  # seconds
 
 
-def wait_until(done: Callable[[], bool], check: Callable[[], None], what: str) -> None:
-    """Sleeps until a condition holds; logs a warning after HVD_SPARSE_STALL_SECONDS.
+def wait_until(
+    done: Callable[[], bool], check: Callable[[], None], what: str | Callable[[], str]
+) -> None:
+    """Sleeps until a condition holds; after HVD_SPARSE_STALL_SECONDS, logs what it waits for.
 
     Args:
         done: Returns true once the condition holds.
         check: Raises the error that has ended the exchange, if any.
-        what: The event waited for, as quoted in the warning and the error.
+        what: The event waited for, as quoted in the warning and in the error; or a function that
+            returns it when it is needed.
 
     Raises:
         ExchangeTimeoutError: The condition did not hold within HVD_SPARSE_TIMEOUT seconds.
@@ -30,15 +33,22 @@ def wait_until(done: Callable[[], bool], check: Callable[[], None], what: str) -
     if done():
         return
     limits = _core.WaitLimits.from_environment()
-    start = time.perf_counter()
-    warned = False
+    start, warned = time.perf_counter(), limits.warn_seconds == 0
+
+    def text() -> str:
+        return what if isinstance(what, str) else what()
+
     while not done():
         check()
         waited = time.perf_counter() - start
         if 0 < limits.fail_seconds < waited:
-            raise ExchangeTimeoutError(limits.timeout_message(what))
-        if not warned and 0 < limits.warn_seconds < waited:
+            raise ExchangeTimeoutError(limits.timeout_message(text()))
+        if not warned and waited > limits.warn_seconds:
             warned = True
             with suppress(Exception):  # from the program's own log handler
-                log.logger.warning("waited %g s for %s, and goes on", limits.warn_seconds, what)
+                log.logger.warning(
+                    "this rank has waited %g s for %s; it goes on waiting",
+                    limits.warn_seconds,
+                    text(),
+                )
         time.sleep(min(max(_POLL_SHARE * waited, _SHORTEST_POLL), _LONGEST_POLL))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import hashlib
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from hvd_sparse.compression import Compression
+from hvd_sparse.compression import Compression, Dense
 from hvd_sparse.errors import ExchangeFailedError, HvdSparseError, InvalidArgumentError
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.exchange.planned_bucket import add_tensor_bucket
@@ -55,21 +57,35 @@ class Ranks:
         )
 
 
+_WORDS = 4  # numbers below 2^16 in the digest of a call
+
+
 class _Channel:
     """The exchange of some ranks.
 
     It has a bucket per (numel, dtype, compression, name, device type). A rank's bucket stays on the
     device on which it was first used.
+
+    The first bucket sums up the ranks' digests of a call that is made for the first time. So a rank
+    that refuses an argument can end that wait, as any other, by ending the exchange.
+
+    Args:
+        ranks: The ranks.
+        problem: The error due to which this rank does not call, if there is one; raised here.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, problem: Exception | None = None) -> None:
         self.group = ranks.group
         self._ranks = ranks.numbers
         self._world = ranks.world()
         self.size = self._world.size
         self.exchange = Exchange.between_ranks(
-            self._world, name=f"sparse_allreduce in {ranks.name}"
+            self._world, name=f"sparse_allreduce in {ranks.name}", problem=problem
         )
+        self._digests = np.zeros(_WORDS * self.size, np.float32)
+        label = "arguments of sparse_allreduce"
+        number, ks = add_tensor_bucket(self.exchange, label, self._digests.size, Dense())
+        self._comparison = number, ks
         self._buckets: dict[
             tuple[object, ...], tuple[int, list[int], np.ndarray[Any, Any], str]
         ] = {}
@@ -88,7 +104,7 @@ class _Channel:
         }
         key = tuple(call.values())
         if key not in self._buckets:
-            agree_on_call(self._world, self._ranks, "sparse_allreduce", **call)
+            self._compare(call)
             label = name or f"tensor of {numel}"
             number, ks = add_tensor_bucket(self.exchange, label, numel, compression, device)
             self._buckets[key] = (number, ks, np.zeros((1, 4), np.float32), device)
@@ -99,6 +115,50 @@ class _Channel:
                 f"'{device}': give it another name"
             )
         return number, ks, state
+
+    def step(
+        self,
+        bucket: int,
+        array: Buffer,
+        *,
+        residual: Buffer,
+        states: Buffer,
+        ks: Sequence[int],
+        output_scale: float = 1.0,
+        stream: int = 0,
+    ) -> None:
+        """Exchanges one bucket; see `Exchange.start`."""
+        self.exchange.start(
+            bucket,
+            [array],
+            residual=residual,
+            states=states,
+            ks=ks,
+            decays=[1.0],
+            output_scale=output_scale,
+            stream=stream,
+        )
+        self.exchange.wait(bucket, stream=stream)
+        self.exchange.commit()
+
+    def _compare(self, call: dict[str, str | int]) -> None:
+        """Raises InvalidArgumentError on all ranks if they do not make the same call."""
+        if self.size == 1:
+            return
+        digest = hashlib.sha256(repr(call).encode()).digest()[: 2 * _WORDS]
+        rows = self._digests.reshape(self.size, _WORDS)
+        rows[:] = 0
+        rows[self._world.rank] = np.frombuffer(digest, "<u2")
+        number, ks = self._comparison
+        self.step(
+            number,
+            Buffer.of(self._digests),
+            residual=Buffer.of(np.zeros_like(self._digests)),
+            states=Buffer.of(np.zeros((1, 4), np.float32)),
+            ks=ks,
+        )
+        if (rows != rows[0]).any():
+            agree_on_call(self._world, self._ranks, "sparse_allreduce", **call)
 
 
 class Channels:
@@ -143,18 +203,15 @@ class Channels:
         exchange = channel.exchange
         try:
             number, ks, state = channel.bucket(name, array, compression, device)
-            exchange.start(
+            channel.step(
                 number,
-                [array],
+                array,
                 residual=residual,
                 states=Buffer.of(state),
                 ks=ks,
-                decays=[1.0],
                 output_scale=reduction.scales(channel.size)[1],
                 stream=stream,
             )
-            exchange.wait(number, stream=stream)
-            exchange.commit()
         except BaseException as error:
             has_ended = isinstance(error, ExchangeFailedError)
             if has_ended or not isinstance(error, HvdSparseError):  # Ctrl-C: it may be in flight
@@ -162,7 +219,22 @@ class Channels:
                 exchange.close()  # the core no longer uses the memory
             raise
 
-    def _of(self, ranks: Ranks) -> _Channel:
+    @contextmanager
+    def refusing(self, ranks: Ranks) -> Iterator[None]:
+        """Tells the other ranks, which raise as well, if the block refuses this rank's arguments.
+
+        Args:
+            ranks: The ranks that make the call.
+        """
+        try:
+            yield
+        except Exception as error:
+            with suppress(ExchangeFailedError):  # another rank has refused, too
+                self._of(ranks, problem=error)
+            raise
+
+    def _of(self, ranks: Ranks, *, problem: Exception | None = None) -> _Channel:
+        """Returns the channel of these ranks, or, for a problem of this rank, ends it."""
         key = ranks.key
         channel = self._channels.get(key)
         if channel is not None and channel.group is not ranks.group:
@@ -176,5 +248,9 @@ class Channels:
         except HvdSparseError:  # closed: Horovod was shut down and initialised again
             channel = None
         if channel is None:
-            channel = self._channels[key] = _Channel(ranks)
+            channel = self._channels[key] = _Channel(ranks, problem)
+        elif problem is not None:
+            del self._channels[key]
+            channel.exchange.fail(f"{type(problem).__name__}: {problem}")
+            channel.exchange.close()
         return channel

@@ -59,17 +59,21 @@ def sparse_allreduce(
             are then in the residual.
         ExchangeFailedError: Another rank ended the exchange, or died. The next call builds it anew.
     """
-    chosen = as_compression(compression)
     hvd = _horovod()
-    reduction = checked_reduction(hvd, op=hvd.Average if op is None else op)
-    ours, kept = placed("array", array), placed("residual", residual)
-    _check_residual(kept, ours)
-    result = _copied(array) if out is None else out
-    output = placed("out", result)
-    if out is not None:
-        _check_out(out, array, output, ours, kept)
-        if output.buffer.address != ours.buffer.address:
-            out[...] = array
+    ranks = Ranks.of_process_set(
+        hvd, hvd.global_process_set if process_set is None else process_set
+    )
+    with _channels(hvd).refusing(ranks):
+        chosen = as_compression(compression)
+        reduction = checked_reduction(hvd, op=hvd.Average if op is None else op)
+        ours, kept = placed("array", array), placed("residual", residual)
+        _check_residual(kept, ours)
+        result = _copied(array) if out is None else out
+        output = placed("out", result)
+        if out is not None:
+            _check_out(out, array, output, ours, kept)
+    if out is not None and output.buffer.address != ours.buffer.address:
+        out[...] = array
     if output.buffer.numel > 0:
         _channels(hvd).allreduce(
             output.buffer,
@@ -77,9 +81,7 @@ def sparse_allreduce(
             compression=chosen,
             reduction=reduction,
             name=name,
-            ranks=Ranks.of_process_set(
-                hvd, hvd.global_process_set if process_set is None else process_set
-            ),
+            ranks=ranks,
             device=output.device,
             stream=output.stream,
         )
@@ -135,3 +137,5 @@ def _check_residual(kept: Placed, ours: Placed) -> None:
             f"residual must have as many elements as array ({ours.buffer.numel}), got "
             f"{kept.buffer.numel}"
         )
+    if kept.buffer.overlaps(ours.buffer):
+        raise InvalidArgumentError("residual must not share memory with array")

@@ -55,15 +55,10 @@ def attach(
         UnavailableError: torch.distributed is not initialised, or HVD_SPARSE_TRANSPORT asks for
             MPI.
     """
-    ddp = _unwrapped(model)
-    host = GroupHost(ddp.process_group)
+    host = GroupHost(getattr(_uncompiled(model), "process_group", None), call="attach()")
 
     def prepare() -> tuple[NamedParameters, Settings]:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise InvalidArgumentError(
-                "optimizer must be a torch.optim.Optimizer, got "
-                f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-            )
+        ddp = _unwrapped(model)
         _check_module(ddp)
         settings = Settings.checked(
             optimizer,
@@ -77,6 +72,7 @@ def attach(
         return named, settings
 
     attachment = connect(optimizer, prepare, host=host, plain=BucketSteps, again=True)
+    ddp = _unwrapped(model)
     way = attachment.way
     if way is not None:
         try:

@@ -40,7 +40,7 @@ def save_checkpoint(
         OSError: On every rank, if one cannot write, or another job is saving to the same folder.
             The former checkpoint is unchanged.
     """
-    checkpoint.save(GroupHost(), folder, module_of(model), optimizer, extra)
+    checkpoint.save(GroupHost(call="save_checkpoint()"), folder, module_of(model), optimizer, extra)
 
 
 def load_checkpoint(
@@ -72,4 +72,5 @@ def load_checkpoint(
             checkpoint, the checkpoint does not fit, or the ranks have none in common. Nothing has
             changed, except that LAGS may measure its times anew.
     """
-    return checkpoint.load(GroupHost(), folder, module_of(model), optimizer, residuals=residuals)
+    host = GroupHost(call="load_checkpoint()")
+    return checkpoint.load(host, folder, module_of(model), optimizer, residuals=residuals)

@@ -57,7 +57,7 @@ def sparse_allreduce(
             are then in the residual.
         ExchangeFailedError: Another rank ended the exchange, or died. The next call builds it anew.
     """
-    host = GroupHost(group)
+    host = GroupHost(group, call="sparse_allreduce()")
     if not host.included():
         raise InvalidArgumentError(f"group must contain this process (rank {dist.get_rank()})")
     return allreduce(
@@ -66,7 +66,7 @@ def sparse_allreduce(
         residual,
         out=out,
         compression=compression,
-        reduction=checked_reduction(op=op),
+        reduction=lambda: checked_reduction(op=op),
         name=name,
         ranks=host.of_call(),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -15,11 +16,13 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from hvd_sparse.arrays.channels import Ranks
-from hvd_sparse.errors import UnavailableError, UnsupportedError
+from hvd_sparse.errors import PeerLostError, UnavailableError, UnsupportedError
+from hvd_sparse.exchange.core_handle import cause_of, newly_failed
 from hvd_sparse.exchange.reduction import Reduction
 from hvd_sparse.places.place import Place
 from hvd_sparse.pytorch.host import Timed
 from hvd_sparse.ranks.world import World
+from hvd_sparse.waiting import wait_until
 
 _Result = TypeVar("_Result", covariant=True)
 
@@ -104,19 +107,54 @@ class _Gathering:
         return joint.reshape(-1, *self._array.shape[1:])
 
 
+class _Roll:
+    """Notes in the job's store which ranks have come to an operation, to name those that have not.
+
+    Args:
+        group: The ranks.
+        operation: Name of the operation, the same on all ranks.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, operation: str) -> None:
+        self._ranks = dist.get_process_group_ranks(group)
+        self._place = f"hvd_sparse/{group.group_name}/{operation}"
+        self._store: Any = dist.distributed_c10d._get_default_store()
+
+    def __enter__(self) -> _Roll:
+        self._store.set(self._key(dist.get_rank()), "")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the process that had the store is gone
+            self._store.delete_key(self._key(dist.get_rank()))
+
+    def missing(self) -> str:
+        """Returns the ranks that have not come, as text; empty if there is none, or none known."""
+        try:
+            gone = [str(rank) for rank in self._ranks if not self._store.check([self._key(rank)])]
+        except RuntimeError:
+            return ""
+        return f"rank {', '.join(gone)}" if gone else ""
+
+    def _key(self, rank: int) -> str:
+        return f"{self._place}/{rank}"
+
+
 class GroupHost:
     """The ranks of a process group; a TorchHost.
 
     Args:
         group: The process group; None: all ranks.
+        call: The function that the user has called, in messages about ranks that do not.
     """
 
     name = "torch.distributed"
     fuses = False
     failure: type[Exception] = dist.DistError
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None, *, call: str = "hvd_sparse") -> None:
         self.require_initialized()
+        self._call = call
         chosen = dist.group.WORLD if group is None else group
         assert chosen is not None
         self._group: dist.ProcessGroup = chosen
@@ -134,7 +172,7 @@ class GroupHost:
         everywhere = [here]
         if size > 1:
             line = np.frombuffer(f"{here}\n".encode(), np.uint8)
-            everywhere = self.allgather(line, "nodes").result().tobytes().decode().split("\n")[:-1]
+            everywhere = self._gathered(line, "nodes").tobytes().decode().split("\n")[:-1]
         neighbours = [number for number, node in enumerate(everywhere) if node == here]
         return World(
             rank,
@@ -145,8 +183,31 @@ class GroupHost:
             node=here,
             mpi_problem=_NO_MPI,
             serials=itertools.count(),
-            allgather=lambda array, name: self.allgather(array, name).result(),
+            allgather=self._gathered,
         )
+
+    def _gathered(self, array: NDArray[Any], name: str) -> NDArray[Any]:
+        """Joins the arrays of all ranks, and waits for them.
+
+        Raises:
+            ExchangeFailedError: A rank was lost, or ended an exchange, while this one waited.
+            ExchangeTimeoutError: A rank has not come within HVD_SPARSE_TIMEOUT seconds.
+        """
+        with _Roll(self._group, f"{self._call}/{name}") as roll:
+
+            def what() -> str:
+                return f"{roll.missing() or 'the other ranks'} in {self._call}"
+
+            try:
+                gathering = self.allgather(array, name)
+                wait_until(gathering.done, newly_failed(), what)
+                return gathering.result()
+            except self.failure as error:
+                cause = cause_of(error)
+                missing = roll.missing()
+                if cause is error and missing:
+                    cause = PeerLostError(f"{missing} did not come to {self._call}: {error}")
+                raise cause from error
 
     def of_call(self) -> Ranks:
         """Returns the ranks of a single call."""

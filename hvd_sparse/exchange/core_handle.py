@@ -6,6 +6,10 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from numpy.typing import NDArray
 
 from hvd_sparse import _core
 from hvd_sparse.errors import (
@@ -17,6 +21,7 @@ from hvd_sparse.errors import (
     PeerLostError,
 )
 from hvd_sparse.ranks import lifecycle
+from hvd_sparse.ranks.world import World
 
 # Seconds in which the cause becomes known after an operation of Horovod's has failed (more than the
 # grace period of a rank that left), and seconds between two looks.
@@ -33,6 +38,59 @@ def failures() -> list[ExchangeFailedError]:
             except ExchangeFailedError as error:
                 found.append(error)
     return found
+
+
+def cause_of(failure: Exception) -> Exception:
+    """Returns the loss of a rank that made an operation of the host fail; or `failure` itself.
+
+    Any exchange of this process that is still open may know of the loss; see `CoreHandle.cause`.
+    """
+    deadline = time.monotonic() + _CAUSE_SECONDS
+    while _any_open():
+        for error in failures():
+            if isinstance(error, PeerLostError):
+                return _without_frames(error)
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(_LOOK_SECONDS)
+    return failure
+
+
+def explaining(world: World, failure: type[Exception]) -> World:
+    """Returns the ranks with an allgather whose failure is explained by `cause_of`.
+
+    Args:
+        world: The ranks, two at least if their allgather is ever called.
+        failure: Class of the errors that the allgather raises when a rank is gone.
+    """
+
+    def allgather(array: NDArray[Any], name: str) -> NDArray[Any]:
+        assert world.allgather is not None
+        try:
+            return world.allgather(array, name)
+        except failure as error:
+            raise cause_of(error) from error
+
+    return replace(world, allgather=allgather)
+
+
+def newly_failed() -> Callable[[], None]:
+    """Returns a check that raises the error of an exchange that ends after this call.
+
+    The rank that has ended it, or has died, does not come to what the others wait for.
+    """
+    known = {str(error) for error in failures()}
+
+    def check() -> None:
+        for error in failures():
+            if str(error) not in known:
+                raise error
+
+    return check
+
+
+def _any_open() -> bool:
+    return any(isinstance(one, CoreHandle) and not one.closed for one in lifecycle.still_open())
 
 
 class CoreHandle:

@@ -64,6 +64,7 @@ class Exchange(Pings):
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         local_size: int | None = None,
         transport: str | None = None,
+        problem: Exception | None = None,
     ) -> Exchange:
         """Builds an exchange between all ranks of `world`. Collective.
 
@@ -78,6 +79,8 @@ class Exchange(Pings):
                 or more (the machines of a rack). None: the machines, as Horovod sees them.
             transport: "mpi" or "tcp", the same on all ranks. None: the one that
                 HVD_SPARSE_TRANSPORT names, else MPI where Horovod uses it, else TCP.
+            problem: The error due to which this rank cannot take part, if there is one: it raises
+                that, and the other ranks an InvalidArgumentError that names the rank.
 
         Raises:
             UnavailableError: MPI was asked for, and this build or this job lacks it; or
@@ -97,13 +100,13 @@ class Exchange(Pings):
             raise InvalidArgumentError(
                 f"max_message_bytes must lie in [1, 2^31), got {max_message_bytes}"
             )
-        trace, problem = None, None
+        trace = None
         try:
             _core.set_threads(kernel_threads(local_size=world.local_size, openmp=_core.with_openmp))
             log.configure(world.job_rank)
             trace = timeline.from_environment(rank=world.job_rank)
         except HvdSparseError as error:
-            problem = error
+            problem = problem or error
         rows = None if trace is None else ExchangeTimeline(trace, name)
         if world.size == 1:
             if problem is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from types import ModuleType
 from typing import Any
 
@@ -30,6 +31,10 @@ class Reduction:
         Raises:
             InvalidArgumentError: The factor is not a finite number above 0, or goes with a sum.
         """
+        if not isinstance(gradient_predivide_factor, Real):
+            raise InvalidArgumentError(
+                f"gradient_predivide_factor must be a number > 0, got {gradient_predivide_factor!r}"
+            )
         factor = float(gradient_predivide_factor)
         if not 0 < factor < float("inf"):
             raise InvalidArgumentError(f"gradient_predivide_factor must be > 0, got {factor}")

@@ -21,11 +21,12 @@ from torch.nn.parameter import is_lazy
 
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
 from hvd_sparse.pytorch import state
-from hvd_sparse.pytorch.attachment import attachment_of, require_attachment
+from hvd_sparse.pytorch.attachment import attachment_of
 from hvd_sparse.pytorch.host import TorchHost
 from hvd_sparse.pytorch.inheritance import residuals_of, summing_over
 from hvd_sparse.pytorch.step_way import StepWay
-from hvd_sparse.state.checkpoint import Found, Job, checked_policy
+from hvd_sparse.state.checkpoint import Found, Job, advising, checked_folder, checked_policy
+from hvd_sparse.state.saved_exchange import require_unit
 from hvd_sparse.state.spreading import SavedSum, read_all
 
 SUFFIX = ".pt"
@@ -42,25 +43,22 @@ def save(
     extra: dict[str, Any],
 ) -> None:
     """Writes a checkpoint; see `save_checkpoint`. `host`: that of all ranks of the job."""
+    refuse_if_busy(optimizer, "save_checkpoint()")
+    job = Job(host.world())
+    with job.fail_together(InvalidArgumentError):
+        checked_folder(folder)
+        _check_parts(model, optimizer)
+        _check_extra(extra)
     way = _way_of(optimizer)
-    if way is not None:
-        way.exchange.core.check()
-        require_attachment(optimizer).refuse_if_busy("save_checkpoint()")
     whole = optimizer.state_dict()
     own = {"sparse": whole.get(state.KEY), "random": _random(_device_of(optimizer))}
     if way is not None and way.interval is not None:  # each rank has its own
-        own["local"] = {
-            "model": _copies(model.state_dict()),
-            "optimizer": state.without_residuals(whole),
-        }
+        own["local"] = parts_of(model, whole)
     shared = {
         "model": model.state_dict(),
         "optimizer": state.without_residuals(whole),
         "extra": extra,
     }
-    job = Job(host.world())
-    with job.fail_together(InvalidArgumentError):
-        _check_extra(extra)
     with nullcontext() if way is None else way.common_weights():
         job.write(
             folder,
@@ -79,10 +77,15 @@ def load(
     residuals: str,
 ) -> dict[str, Any] | None:
     """Loads what `save` wrote; see `load_checkpoint`. `host`: that of all ranks of the job."""
-    policy = checked_policy(residuals)
-    way = _way_of(optimizer)
-    device = _device_of(optimizer)
+    refuse_if_busy(optimizer, "load_checkpoint()")
     job = Job(host.world())
+    policy = ""
+    with job.fail_together(InvalidArgumentError):
+        policy = checked_policy(residuals)
+        checked_folder(folder)
+        _check_parts(model, optimizer)
+    job.agree("load_checkpoint", residuals=policy)
+    way, device = _way_of(optimizer), _device_of(optimizer)
     found = job.find(folder)
     if found is None:
         return None
@@ -93,10 +96,10 @@ def load(
         shared = read_file(found.shared_file(SUFFIX))
     weights, whole = shared["model"], shared["optimizer"]
     if policy == "own":
-        with job.fail_together(CheckpointMismatchError):
+        with job.fail_together(CheckpointMismatchError), advising():
             own = read_file(job.own_file(found, SUFFIX))
             sparse = own["sparse"]
-            state.check(way, sparse)
+            state.check(way, sparse, advice="")
             random = own["random"]
             if "local" in own:
                 weights, whole = own["local"]["model"], own["local"]["optimizer"]
@@ -116,6 +119,16 @@ def load(
         restore(weights, whole, random)
     extra: dict[str, Any] = shared["extra"]
     return extra
+
+
+def parts_of(model: torch.nn.Module, whole: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a rank that takes local steps has of its own besides its exchange's state.
+
+    Args:
+        model: The model.
+        whole: The optimizer's state dict.
+    """
+    return {"model": _copies(model.state_dict()), "optimizer": state.without_residuals(whole)}
 
 
 def write_file(stem: Path, content: dict[str, Any]) -> None:
@@ -156,6 +169,27 @@ def read_file(path: Path, *, mmap: bool = False) -> dict[str, Any]:
 def _reason(error: Exception) -> str:
     refusal = _REFUSAL.search(str(error))
     return str(error) if refusal is None else refusal[0]
+
+
+def refuse_if_busy(optimizer: object, call: str) -> None:
+    """Raises an error if an optimizer's exchange has ended, or is amid a step, which ends it.
+
+    The other ranks learn of that from the exchange, and may never make the call: so this comes
+    before any message between the ranks.
+    """
+    attachment = attachment_of(optimizer)
+    if attachment is not None and attachment.way is not None:
+        attachment.way.exchange.core.check()
+        attachment.refuse_if_busy(call)
+
+
+def _check_parts(model: object, optimizer: object) -> None:
+    for value, kind, wanted in (
+        (model, torch.nn.Module, "model must be a torch.nn.Module"),
+        (optimizer, torch.optim.Optimizer, "optimizer must be a torch.optim.Optimizer"),
+    ):
+        if not isinstance(value, kind):
+            raise InvalidArgumentError(f"{wanted}, got {type(value).__name__}")
 
 
 def _check_extra(extra: dict[str, Any]) -> None:
@@ -220,7 +254,10 @@ def _spread(job: Job, found: Found, way: StepWay | None, host: TorchHost) -> dic
         )
     assert way is not None
     total = SavedSum(state.layers_of(way.exchange))
-    common = read_all(job, found, SUFFIX, lambda path: _add(read_file(path)["sparse"], total))
+    conditions = way.exchange.conditions
+    common = read_all(
+        *(job, found, SUFFIX), lambda path: _add(read_file(path)["sparse"], total, conditions)
+    )
     shares = total.share(summing_over(host), rank=job.rank, size=job.size)
     share = {name: torch.from_numpy(part) for name, part in shares.items()}
     return {
@@ -234,7 +271,9 @@ def _spread(job: Job, found: Found, way: StepWay | None, host: TorchHost) -> dic
     }
 
 
-def _add(saved: Mapping[str, Any] | None, total: SavedSum) -> dict[str, Any] | None:
+def _add(
+    saved: Mapping[str, Any] | None, total: SavedSum, conditions: Mapping[str, str]
+) -> dict[str, Any] | None:
     """Adds a rank's residuals to the sum; returns the state that all ranks have in common."""
     if saved is None:  # by a single rank, which exchanges nothing
         return None
@@ -242,7 +281,9 @@ def _add(saved: Mapping[str, Any] | None, total: SavedSum) -> dict[str, Any] | N
     if local is not None and local["amid"]:
         raise CheckpointMismatchError(
             f"the checkpoint was saved amid an interval, {local['interval']['taken']} local steps "
-            'after the ranks met, and residuals="spread" would lose these: save after meet()'
+            'after the ranks met, and residuals="spread" would lose these: save after meet(), or '
+            'load with residuals="own" or "reset"'
         )
+    require_unit(saved, conditions)
     total.add(saved["layers"], residuals_of(saved))
     return {"step": saved["step"], "lrs": saved["lrs"]}

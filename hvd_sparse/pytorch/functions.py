@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from hvd_sparse.arrays.channels import Channels, Ranks
@@ -24,7 +26,7 @@ def allreduce(
     *,
     out: torch.Tensor | None,
     compression: Compression | type[Compression],
-    reduction: Reduction,
+    reduction: Callable[[], Reduction],
     name: str | None,
     ranks: Ranks,
 ) -> torch.Tensor:
@@ -37,15 +39,18 @@ def allreduce(
         out: Tensor to write the result to, or None.
         compression: The compression.
         name: The name, or None.
-        reduction: The average or sum.
+        reduction: Returns the average or sum that was asked for, or refuses it.
         ranks: The ranks, this one among them.
     """
-    chosen = as_compression(compression)
-    _check_tensors(tensor, residual)
+    with channels.refusing(ranks):
+        reduces = reduction()
+        chosen = as_compression(compression)
+        _check_tensors(tensor, residual)
+        if out is not None:
+            _check_out(out, tensor, residual)
     if out is None:
         result = tensor.detach().clone(memory_format=torch.contiguous_format)
     else:
-        _check_out(out, tensor, residual)
         result = out if out.data_ptr() == tensor.data_ptr() else out.copy_(tensor.detach())
     if tensor.numel() == 0:
         return result
@@ -53,7 +58,7 @@ def allreduce(
         buffer_of(result),
         buffer_of(residual),
         compression=chosen,
-        reduction=reduction,
+        reduction=reduces,
         name=name,
         ranks=ranks,
         device=str(tensor.device),
@@ -82,6 +87,8 @@ def _check_tensors(tensor: torch.Tensor, residual: torch.Tensor) -> None:
             f"residual must have as many elements as tensor ({tensor.numel()}), got "
             f"{residual.numel()}"
         )
+    if tensor.numel() > 0 and Extent.of(residual).meets(Extent.of(tensor.detach())):
+        raise InvalidArgumentError("residual must not share memory with tensor")
 
 
 def _check_out(out: torch.Tensor, tensor: torch.Tensor, residual: torch.Tensor) -> None:

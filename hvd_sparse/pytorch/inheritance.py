@@ -34,6 +34,7 @@ class Successor:
 
     def __init__(self, way: StepWay, host: TorchHost) -> None:
         self.world = way.exchange.world
+        self.conditions = way.exchange.conditions
         self.layers = state.layers_of(way.exchange)
         self.allreduce = summing_over(host)
         self._way = way

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -21,6 +22,7 @@ from hvd_sparse.pytorch.forward import ForwardSteps, check_forward
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange
 from hvd_sparse.pytorch.host import TorchHost
 from hvd_sparse.pytorch.local_steps import DifferenceSlot, LocalSteps
+from hvd_sparse.pytorch.momentum import Momentum
 from hvd_sparse.pytorch.owner import weakly
 from hvd_sparse.pytorch.parameters import NamedParameters, describe, name_parameters
 from hvd_sparse.pytorch.places import place_of
@@ -150,6 +152,7 @@ def connect(
     settings, problem = None, None
     former = attachment_of(optimizer) if again else None
     try:
+        _check_type(optimizer)
         if former is None:
             _refuse_second_wrapping(optimizer)
         named, settings = prepare()
@@ -166,10 +169,10 @@ def connect(
     except Exception as error:
         problem = error
 
-    owner = weakly(optimizer)
+    owner = None if problem is not None else weakly(optimizer)
 
     def build() -> StepWay | None:
-        optimizer = owner()
+        optimizer = None if owner is None else owner()
         if host.has_peers() or _acts_alone(settings, host):
             way = _build(optimizer, named, settings, problem, host, plain)
             passes = getattr(optimizer, "backward_passes_per_step", way.exchange.passes)
@@ -204,6 +207,14 @@ def _acts_alone(settings: Settings | None, host: TorchHost) -> bool:
     return bool(settings and settings.compression.acts_on_gradients and host.included())
 
 
+def _check_type(optimizer: object) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidArgumentError(
+            "optimizer must be a torch.optim.Optimizer, got "
+            f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+        )
+
+
 def _refuse_second_wrapping(optimizer: torch.optim.Optimizer) -> None:
     if attachment_of(optimizer) is not None or hasattr(optimizer, "_allreduce_delay"):
         raise InvalidArgumentError(
@@ -212,7 +223,7 @@ def _refuse_second_wrapping(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _build(
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None,
     named: NamedParameters,
     settings: Settings | None,
     problem: Exception | None,
@@ -222,8 +233,11 @@ def _build(
     global _serial
     world = host.world()
     options = {} if settings is None else settings.describe()
-    if settings is not None and problem is None:
+    if settings is not None and problem is None and optimizer is not None:
         options |= kind_of_device(common_device(named).type, settings.compression)
+        # Horovod's users broadcast the state afterwards; a former exchange has the velocities.
+        if plain is not PlainSteps and attachment_of(optimizer) is None:
+            options |= _momentum_of(optimizer, settings, named, size=world.size)
     _serial = 1 + agree(
         world,
         host.ranks,
@@ -233,6 +247,7 @@ def _build(
         serial=_serial,
     )
     assert settings is not None
+    assert optimizer is not None
     for other in live_ways():
         other.settle(quietly=True)  # of an optimizer, perhaps, to which nothing else refers
         if other.exchange.shares_parameters_with(named):
@@ -272,3 +287,17 @@ def _build(
         way = way_type(build(named, settings, slot_type=way_type.slot_type))
     _live.add(way)
     return way
+
+
+def _momentum_of(
+    optimizer: torch.optim.Optimizer, settings: Settings, named: NamedParameters, *, size: int
+) -> dict[str, str]:
+    """Returns an option for `agree`: momentum that ranks take over must be the same on all."""
+    averages = settings.reduction.averages
+    momentum = Momentum(optimizer, settings.compression, size=size, averages=averages)
+    found = momentum.begin(dict(named), step=0)
+    checksum = 0
+    for name, velocity in found.items():
+        checksum = zlib.crc32(velocity.cpu().numpy().data, zlib.crc32(name.encode(), checksum))
+    shown = f"of {len(found)} parameters, with checksum {checksum:08x}" if found else "none yet"
+    return {"the momentum in the optimizer's state": shown}

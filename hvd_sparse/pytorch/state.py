@@ -11,7 +11,12 @@ from numpy.typing import NDArray
 from hvd_sparse.errors import CheckpointMismatchError
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange
 from hvd_sparse.pytorch.step_way import StepWay
-from hvd_sparse.state.saved_exchange import mismatch_of, misplacement_of, taken_up
+from hvd_sparse.state.saved_exchange import (
+    mismatch_of,
+    mismatch_of_unit,
+    misplacement_of,
+    taken_up,
+)
 
 KEY = "hvd_sparse"
 _VERSION = 4
@@ -84,12 +89,13 @@ def save(way: StepWay) -> dict[str, Any]:
     }
 
 
-def check(way: StepWay | None, saved: dict[str, Any] | None) -> None:
+def check(way: StepWay | None, saved: dict[str, Any] | None, *, advice: str = _ADVICE) -> None:
     """Refuses saved residuals that do not belong here, before anything has changed.
 
     Args:
         way: This rank's way of taking steps; None if it exchanges nothing.
         saved: A state from `save`, or None: a state dict without residuals fits anywhere.
+        advice: A sentence that says how to continue; empty if the caller adds one.
 
     Raises:
         CheckpointMismatchError: Names what was saved and what is here, and says how to continue.
@@ -98,7 +104,7 @@ def check(way: StepWay | None, saved: dict[str, Any] | None) -> None:
         return
     mismatch = _mismatch(way, saved)
     if mismatch is not None:
-        raise CheckpointMismatchError(f"{mismatch}. {_ADVICE}")
+        raise CheckpointMismatchError(f"{mismatch}. {advice}" if advice else mismatch)
 
 
 def check_place(saved: dict[str, Any] | None, *, rank: int, size: int) -> None:
@@ -228,7 +234,8 @@ def _mismatch(way: StepWay | None, saved: dict[str, Any]) -> str | None:
         fits = isinstance(velocity, torch.Tensor) and velocity.numel() == numels.get(name)
         if not fits or velocity.dtype != torch.float32:
             return f"the saved velocity of '{name}' is damaged, or of another model"
-    return _mismatch_of_interval(way, saved.get("local"), numels)
+    mismatch = _mismatch_of_interval(way, saved.get("local"), numels)
+    return mismatch or mismatch_of_unit(saved, way.exchange.conditions)
 
 
 def _mismatch_of_interval(

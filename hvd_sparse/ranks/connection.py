@@ -51,7 +51,7 @@ def connect(
     max_message_bytes: int,
     node: str,
     asked: str | None,
-    problem: HvdSparseError | None,
+    problem: Exception | None,
 ) -> tuple[_core.Exchange, str]:
     """Connects all ranks of `world`, two at least, by a new exchange. Collective.
 
@@ -68,7 +68,8 @@ def connect(
         The exchange, and its transport.
 
     Raises:
-        HvdSparseError: `problem`, or this rank cannot use what was asked for.
+        Exception: `problem`.
+        HvdSparseError: This rank cannot use what was asked for.
         InvalidArgumentError: Another rank cannot take part, or the ranks differ in transport or
             checks.
         PeerLostError: A rank died, or did not come within 120 seconds.

@@ -22,14 +22,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
+from hvd_sparse.errors import CheckpointMismatchError, HvdSparseError, InvalidArgumentError
 from hvd_sparse.log import logger
+from hvd_sparse.ranks.agreement import agree_on_call
 from hvd_sparse.ranks.world import World
 from hvd_sparse.state import checkpoint_folder
 from hvd_sparse.state.checkpoint_folder import id_at, making_of, old_of
 from hvd_sparse.state.manifest import SHARED, Manifest, checked, manifest_at, rank_stem, seal
 
 POLICIES = ("own", "spread", "reset")
+
+RESET = 'residuals="reset" goes on without them (what was not sent yet is lost)'
 
 _SHOWN = 8  # characters of an id in errors
 
@@ -41,6 +44,26 @@ def checked_policy(residuals: object, policies: Sequence[str] = POLICIES) -> str
     if residuals in policies:
         return str(residuals)
     raise InvalidArgumentError(f"residuals must be one of {', '.join(policies)}, got {residuals!r}")
+
+
+def checked_folder(folder: object) -> Path:
+    """Returns the path of a checkpoint; raises InvalidArgumentError if `folder` names none."""
+    if isinstance(folder, (str, os.PathLike)) and isinstance(os.fspath(folder), str):
+        path = Path(folder)
+        if str(folder) and path.name:
+            return path
+    raise InvalidArgumentError(f"folder must be the path of a folder to write, got {folder!r}")
+
+
+@contextlib.contextmanager
+def advising() -> Iterator[None]:
+    """Adds to a refusal of saved residuals, unless it says so itself, how to go on without them."""
+    try:
+        yield
+    except CheckpointMismatchError as error:
+        if "residuals=" in str(error):
+            raise
+        raise CheckpointMismatchError(f"{error}. To go on: {RESET}") from None
 
 
 @dataclass(frozen=True)
@@ -88,6 +111,10 @@ class Job:
         """Returns every rank's value."""
         return self._world.allgather_object(value)
 
+    def agree(self, function: str, **arguments: str | int) -> None:
+        """Raises InvalidArgumentError, which names both sides, if the ranks' arguments differ."""
+        agree_on_call(self._world, range(self.size), function, **arguments)
+
     @contextlib.contextmanager
     def fail_together(
         self, kind: type[Exception], *, undo: Callable[[], object] | None = None
@@ -95,7 +122,8 @@ class Job:
         """Raises on all ranks if the block fails on one of them.
 
         Args:
-            kind: Class of the error that all ranks raise.
+            kind: Class of the error that all ranks raise; a rank that fails with another of our own
+                errors raises that one.
             undo: Called on every rank before it raises that error.
         """
         problem: Exception | None = None
@@ -108,7 +136,7 @@ class Job:
         )
         if undo is not None and any(text is not None for text in reports):
             undo()
-        if isinstance(problem, kind):
+        if isinstance(problem, (kind, HvdSparseError)):
             raise problem
         for rank, text in enumerate(reports):
             if text is not None:

@@ -15,6 +15,7 @@ from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
 from hvd_sparse.log import logger
 from hvd_sparse.ranks.world import World
 from hvd_sparse.state import checkpoint
+from hvd_sparse.state.saved_exchange import mismatch_of_unit
 from hvd_sparse.state.spreading import SavedSum
 
 SPREAD = "spread"
@@ -53,13 +54,13 @@ class _Claim(NamedTuple):
         policy: Its policy for residuals.
         holding: The origin of its residuals; None if it has just joined.
         rates: Learning rates at which they were accumulated.
-        fits: True if they belong to the current layers.
+        mismatch: Why they cannot go on here; None if they can.
     """
 
     policy: str
     holding: Holding | None = None
     rates: Rates = None
-    fits: bool = True
+    mismatch: str | None = None
 
 
 class Successor(Protocol):
@@ -68,6 +69,10 @@ class Successor(Protocol):
     @property
     def world(self) -> World:
         """The ranks of the new exchange."""
+
+    @property
+    def conditions(self) -> Mapping[str, str]:
+        """Conditions of the new exchange, from `conditions_of`."""
 
     @property
     def layers(self) -> Mapping[str, int]:
@@ -141,21 +146,24 @@ def inherit(successor: Successor, held: dict[str, Any] | None, policy: str) -> N
         policy: "spread" or "reset".
 
     Raises:
-        CheckpointMismatchError: On every rank: a rank holds residuals of other layers.
+        CheckpointMismatchError: On every rank: a rank holds residuals of other layers, or in
+            another unit.
         InvalidArgumentError: On every rank: the ranks' policies differ.
     """
     layers, world = successor.layers, successor.world
     own = _Claim(policy)
     if held is not None:
-        own = _Claim(policy, Holding.of(held), successor.rates_of(held), held["layers"] == layers)
+        mismatch = "the residuals are of other layers" if held["layers"] != layers else None
+        mismatch = mismatch or mismatch_of_unit(held, successor.conditions)
+        own = _Claim(policy, Holding.of(held), successor.rates_of(held), mismatch)
     claims: list[_Claim] = world.allgather_object(own, _Claim)
     for rank, one in enumerate(claims):
         if one.policy != claims[0].policy:
             raise InvalidArgumentError(
                 f"residuals is {one.policy!r} on rank {rank} and {claims[0].policy!r} on rank 0"
             )
-        if not one.fits:
-            raise CheckpointMismatchError(f"rank {rank} holds residuals of other layers")
+        if one.mismatch is not None:
+            raise CheckpointMismatchError(f"rank {rank} holds what does not fit: {one.mismatch}")
     holdings = [one.holding for one in claims]
     contributing = contributors(holdings)
     if not contributing:

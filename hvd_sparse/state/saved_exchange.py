@@ -7,10 +7,13 @@ from typing import Any
 
 from hvd_sparse.buckets import Layer
 from hvd_sparse.compression import Compression
-from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
 from hvd_sparse.log import logger
 from hvd_sparse.ranks.world import World
 from hvd_sparse.tuning.settled_state import SettledState
+
+_UNIT = "residuals of"  # the name of a condition: the unit of the residuals
+_GRADIENTS, _DIFFERENCES = "gradients", "differences of weights"
 
 
 def conditions_of(
@@ -27,6 +30,7 @@ def conditions_of(
         "compression": repr(compression),
         "ranks on a node": str(local_size),
         "device": device.split(":")[0],
+        _UNIT: _DIFFERENCES if compression.is_local else _GRADIENTS,
     }
 
 
@@ -40,7 +44,7 @@ def taken_up(
         conditions: The present conditions, from `conditions_of`.
         is_rank0: True if this rank tells the user.
     """
-    theirs = saved["conditions"]
+    theirs = {**saved["conditions"], _UNIT: _unit_of(saved["conditions"])}
     changed = [name for name, value in conditions.items() if theirs.get(name) != value]
     if not changed:
         return saved
@@ -82,6 +86,41 @@ def mismatch_of(
     except InvalidArgumentError as error:
         return f"the saved tuning does not fit: {error}"
     return None
+
+
+def mismatch_of_unit(saved: Mapping[str, Any], conditions: Mapping[str, str] | None) -> str | None:
+    """Returns why saved residuals cannot go on as those of this exchange; None if they can.
+
+    A difference of weights is a gradient times a learning rate only with plain SGD, so residuals of
+    one unit are never taken for those of the other. Residuals of zeros fit anywhere.
+
+    Args:
+        saved: A state with "conditions" and "residuals", which are arrays or tensors.
+        conditions: The present conditions, from `conditions_of`; None if there is no exchange.
+    """
+    if conditions is None or not any(bool(part.any()) for part in saved["residuals"].values()):
+        return None
+    theirs, ours = _unit_of(saved["conditions"]), _unit_of(conditions)
+    if theirs == ours:
+        return None
+    local = "with local_steps" if theirs == _DIFFERENCES else "without local_steps"
+    return (
+        f"the residuals were saved {local} and hold {theirs}, and this exchange takes {ours}, "
+        "which have another scale"
+    )
+
+
+def require_unit(saved: Mapping[str, Any], conditions: Mapping[str, str]) -> None:
+    """Raises CheckpointMismatchError if `mismatch_of_unit` finds a reason."""
+    mismatch = mismatch_of_unit(saved, conditions)
+    if mismatch is not None:
+        raise CheckpointMismatchError(mismatch)
+
+
+def _unit_of(conditions: Mapping[str, str]) -> str:
+    """Returns the unit of the residuals; older states name only the compression."""
+    is_local = "local_steps=" in conditions.get("compression", "")
+    return conditions.get(_UNIT, _DIFFERENCES if is_local else _GRADIENTS)
 
 
 def misplacement_of(saved: Mapping[str, Any], *, version: int, rank: int, size: int) -> str | None:

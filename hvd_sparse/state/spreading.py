@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_sparse.errors import CheckpointMismatchError
-from hvd_sparse.state.checkpoint import Found, Job
+from hvd_sparse.state.checkpoint import RESET, Found, Job, advising
 from hvd_sparse.state.manifest import rank_stem
 
 
@@ -120,10 +120,10 @@ def read_all(job: Job, found: Found, suffix: str, read: Callable[[Path], Any]) -
     if size == 0 or missing:
         raise CheckpointMismatchError(
             f"{found.folder} must hold the files of all ranks that saved it, and lacks those of "
-            f"ranks {missing or 'unknown'} of {size}"
+            f"ranks {missing or 'unknown'} of {size}. To go on: {RESET}"
         )
     said = None
-    with job.fail_together(CheckpointMismatchError):
+    with job.fail_together(CheckpointMismatchError), advising():
         for rank in by_rank[job.rank]:
             if min(reader for reader, ranks in enumerate(by_rank) if rank in ranks) == job.rank:
                 said = read(found.rank_file(rank, suffix)) or said

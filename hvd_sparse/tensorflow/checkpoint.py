@@ -18,12 +18,15 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
+from horovod.common.exceptions import HorovodInternalError
 from numpy.typing import NDArray
 
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
+from hvd_sparse.exchange.core_handle import explaining
 from hvd_sparse.ranks.world import World
-from hvd_sparse.state.checkpoint import Found, Job, checked_policy
+from hvd_sparse.state.checkpoint import Found, Job, advising, checked_folder, checked_policy
 from hvd_sparse.state.manifest import SHARED
+from hvd_sparse.state.saved_exchange import require_unit
 from hvd_sparse.state.spreading import SavedSum, read_all
 from hvd_sparse.tensorflow import compat, saved_state
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
@@ -60,14 +63,16 @@ def save_checkpoint(
         OSError: On every rank, if one cannot write, or another job is saving to the same folder.
             The former checkpoint is unchanged.
     """
-    parts = _Parts(model, optimizer)
-    job = Job(World.from_horovod(hvd, hvd.global_process_set))
-    text = ""
+    job = _job()
+    parts, exchange, text = None, None, ""
     with job.fail_together(InvalidArgumentError):
+        checked_folder(folder)
+        parts = _Parts(model, optimizer)
         refuse_amid_step(optimizer)
         refuse_to_share(optimizer)
         text = _as_json({**parts.shapes(), "extra": extra})
-    exchange = parts.exchange()
+        exchange = parts.exchange()
+    assert parts is not None
     if exchange is not None:
         exchange.refuse_if_ended()
     saved = None if exchange is None else saved_state.save(exchange)
@@ -110,20 +115,25 @@ def load_checkpoint(
             checkpoint, the checkpoint does not fit, the ranks have none in common, or there is no
             exchange yet. Nothing has changed, except that LAGS may measure its times anew.
     """
-    policy = checked_policy(residuals)
-    parts = _Parts(model, optimizer)
-    job = Job(World.from_horovod(hvd, hvd.global_process_set))
+    job = _job()
+    parts, exchange, policy = None, None, ""
+    with job.fail_together(InvalidArgumentError):
+        policy = checked_policy(residuals)
+        checked_folder(folder)
+        parts = _Parts(model, optimizer)
+        exchange = parts.exchange()
+    assert parts is not None
+    job.agree("load_checkpoint", residuals=policy)
     found = job.find(folder)
     if found is None:
         return None
-    exchange = parts.exchange()
     shared: dict[str, Any] = {}
     with job.fail_together(CheckpointMismatchError):
         shared = _read(found.shared_file(_SHARED))
         _check_shapes(shared, parts.shapes())
     saved, random = None, parts.random()  # each rank has its own
     if policy == "own":
-        with job.fail_together(CheckpointMismatchError):
+        with job.fail_together(CheckpointMismatchError), advising():
             saved, random = saved_state.read(job.own_file(found, _OWN))
             saved_state.check(exchange, saved)
             _check_random(random, parts.random())
@@ -147,11 +157,21 @@ def load_checkpoint(
     return extra
 
 
+def _job() -> Job:
+    world = World.from_horovod(hvd, hvd.global_process_set)
+    return Job(explaining(world, HorovodInternalError))
+
+
 class _Parts:
     """The contents of a checkpoint: a model and an optimizer, which is built here."""
 
     def __init__(self, model: Any, optimizer: Any) -> None:
         self._is_list = isinstance(model, Sequence)
+        if not self._is_list and not hasattr(model, "trainable_variables"):
+            raise InvalidArgumentError(
+                "model must be a Keras model, a tf.Module or a list of variables, got "
+                f"{type(model).__name__}"
+            )
         self._model = model
         self._optimizer = optimizer
         self._trained = list(model if self._is_list else model.trainable_variables)
@@ -269,6 +289,7 @@ def _spread(job: Job, found: Found, exchange: GradientExchange | None) -> dict[s
         saved, _ = saved_state.read(path)
         if saved is None:  # saved by a single rank, which exchanged nothing
             return None
+        require_unit(saved, exchange.conditions)
         total.add(saved["layers"], saved["residuals"])
         return {"step": saved["step"], "rate": saved["rate"]}
 

@@ -25,6 +25,7 @@ class Successor:
 
     def __init__(self, exchange: GradientExchange) -> None:
         self.world = exchange.world
+        self.conditions = exchange.conditions
         self.layers = saved_state.layers_of(exchange)
         self._exchange = exchange
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_sparse.errors import CheckpointMismatchError
-from hvd_sparse.state.saved_exchange import mismatch_of, taken_up
+from hvd_sparse.state.saved_exchange import mismatch_of, mismatch_of_unit, taken_up
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
 from hvd_sparse.tuning.settled_state import SettledState
 
@@ -69,6 +69,7 @@ def check(exchange: GradientExchange | None, saved: dict[str, Any] | None) -> No
     mismatch = mismatch_of(saved, version=_VERSION, world=world, layers=layers)
     if mismatch is None and exchange is not None:
         mismatch = _velocity_mismatch(exchange, saved)
+        mismatch = mismatch or mismatch_of_unit(saved, exchange.conditions)
     if mismatch is None:
         return
     advice = 'residuals="reset" goes on without them (what was not sent yet is lost)'

@@ -62,7 +62,7 @@ def sparse_allreduce(
         residual,
         out=out,
         compression=compression,
-        reduction=checked_reduction(hvd, op=op),
+        reduction=lambda: checked_reduction(hvd, op=op),
         name=name,
         ranks=Ranks.of_process_set(hvd, process_set),
     )

@@ -13,6 +13,7 @@ from horovod.common.exceptions import HorovodInternalError
 from numpy.typing import NDArray
 
 from hvd_sparse.errors import UnavailableError, UnsupportedError, fail_like
+from hvd_sparse.exchange.core_handle import explaining
 from hvd_sparse.exchange.reduction import Reduction, checked_reduction
 from hvd_sparse.places.place import Place
 from hvd_sparse.pytorch.host import Timed
@@ -66,7 +67,7 @@ class HorovodHost:
 
     def world(self) -> World:
         """Returns the ranks."""
-        return World.from_horovod(hvd, self._process_set)
+        return explaining(World.from_horovod(hvd, self._process_set), self.failure)
 
     def has_peers(self) -> bool:
         """Returns true if this rank belongs to the set, and is not the only one."""

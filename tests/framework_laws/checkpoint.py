@@ -185,6 +185,26 @@ def test_an_unknown_policy_is_refused(framework, folder):
         new(framework).load(folder, residuals="half")
 
 
+@pytest.mark.usefixtures("several_ranks")
+def test_an_argument_that_one_rank_refuses_is_an_error_on_every_rank(framework, folder):
+    model, twin = new(framework), new(framework)
+    train(framework, model, range(2))
+    is_last = framework.rank == framework.size - 1
+    told = "" if is_last else f"rank {framework.size - 1} could not go on: .*"
+    with pytest.raises(InvalidArgumentError, match=f"{told}must be the path of a folder.*got ''"):
+        model.save("" if is_last else folder)
+    with pytest.raises(InvalidArgumentError, match=f"{told}must be the path.*got None"):
+        model.save(None if is_last else folder)
+    model.save(folder)
+    with pytest.raises(InvalidArgumentError, match=f"{told}own, spread, reset, got 'Own'"):
+        twin.load(folder, residuals="Own" if is_last else "own")
+    with pytest.raises(InvalidArgumentError, match=r"'own'.*'reset'|'reset'.*'own'"):
+        twin.load(folder, residuals="own" if is_last else "reset")
+    twin.prepare()
+    twin.load(folder)
+    assert same(model.weights(), twin.weights())
+
+
 def test_a_model_without_sparse_gradients_is_saved_as_well(framework, folder):
     model = new(framework, None)
     train(framework, model, range(2))

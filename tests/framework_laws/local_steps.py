@@ -495,3 +495,22 @@ def test_a_density_that_is_low_for_several_steps_is_told_of_once(framework, capl
     caplog.set_level("WARNING", "hvd_sparse")
     new(framework, TopK(density=density, min_numel=64, local_steps=2)).prepare()
     assert ("1 % of what several local steps" in caplog.text) == (told and framework.rank == 0)
+
+
+@pytest.mark.usefixtures("several_ranks")
+@pytest.mark.parametrize("policy", ["own", "spread"])
+@pytest.mark.parametrize("unit", ["differences of weights", "gradients"])
+def test_residuals_of_the_other_unit_are_refused(framework, folder, policy, unit):
+    alone, together = replace(SPARSE, momentum_correction=0), TopK(momentum_correction=0, **FIXED)
+    theirs, ours = (alone, together) if unit != "gradients" else (together, alone)
+    model, twin = new(framework, theirs), new(framework, ours)
+    interval(framework, model, 0)
+    model.save(folder)
+    with pytest.raises(CheckpointMismatchError, match=f'hold {unit}, .*residuals="reset"'):
+        twin.load(folder, residuals=policy)
+    assert not any_entry(twin.weights())
+    twin.load(folder, residuals="reset")
+    assert same(twin.weights(), model.weights())
+    twin.save(folder)
+    model.load(folder)  # zeros have no unit
+    assert not any_entry(model.residuals())

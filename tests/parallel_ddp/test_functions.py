@@ -23,7 +23,12 @@ from hvd_sparse.ddp import (
     tuning,
     watch,
 )
-from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
+from hvd_sparse.errors import (
+    ExchangeFailedError,
+    InvalidArgumentError,
+    NonFiniteGradientError,
+    UnsupportedError,
+)
 from tests.dense_sums import DENSE_SUMS
 from tests.gpus import DEVICE
 from tests.parallel_ddp.ddp_framework import Toy
@@ -123,6 +128,39 @@ def test_a_tensor_that_is_not_finite_is_refused_on_all_ranks(framework):
     with pytest.raises(NonFiniteGradientError, match="rank 0"):
         sparse_allreduce(tensor, residual)
     assert residual.isfinite().all()
+
+
+@pytest.mark.usefixtures("several_ranks")
+@pytest.mark.parametrize("calls", [0, 1], ids=["the first call", "a later call"])
+def test_an_argument_that_one_rank_refuses_ends_the_call_on_all(framework, calls):
+    tensor, residual = tensor_of(framework.rank), residual_of(1200)
+    with pytest.raises(InvalidArgumentError):  # on all ranks: the next call is the first
+        sparse_allreduce(tensor, tensor)
+    for _ in range(calls):
+        sparse_allreduce(tensor, residual)
+    for name in (None, "another"):  # known to the exchange, and compared first
+        with pytest.raises(
+            InvalidArgumentError if framework.rank == 1 or not calls else ExchangeFailedError,
+            match=r"residual must have as many elements as tensor \(1200\), got 3",
+        ):
+            sparse_allreduce(tensor, residual_of(3) if framework.rank == 1 else residual, name=name)
+        for _ in range(calls):
+            sparse_allreduce(tensor, residual)
+    result = sparse_allreduce(tensor, residual, compression=TopK(density=1.0))
+    framework.assert_same_on_all_ranks({"result": result.cpu().numpy()})
+
+
+def test_a_residual_shares_no_memory_with_the_tensor():
+    memory = torch.ones(30, device=DEVICE)
+    for tensor, residual in (
+        (memory, memory),
+        (memory[:20], memory[10:]),
+        (memory[::2], memory[1:16]),
+    ):
+        kept = memory.clone()
+        with pytest.raises(InvalidArgumentError, match="residual must not share memory"):
+            sparse_allreduce(tensor, residual)
+        assert torch.equal(memory, kept)
 
 
 def test_other_reductions_are_refused():

@@ -125,6 +125,39 @@ def test_a_problem_of_one_rank_is_told_to_all(framework):
         attach(ddp, sgd(ddp), compression)
 
 
+@pytest.mark.usefixtures("several_ranks")
+@pytest.mark.parametrize("bad", ["optimizer", "model", "factor"])
+def test_an_argument_of_one_rank_is_told_to_all(framework, bad):
+    ddp = wrapped()
+    given = {"model": ddp, "optimizer": sgd(ddp), "gradient_predivide_factor": 2.0}
+    matches = {
+        "optimizer": "optimizer must be a torch.optim.Optimizer, got builtins.NoneType",
+        "model": "model must be a .*DistributedDataParallel, got .*Linear",
+        "factor": "gradient_predivide_factor must be a number > 0, got '2'",
+    }
+    if framework.rank == 1:
+        given |= {
+            "optimizer": {"optimizer": None},
+            "model": {"model": ddp.module},
+            "factor": {"gradient_predivide_factor": "2"},
+        }[bad]
+    told = "" if framework.rank == 1 else "rank 1 cannot take part: "
+    with pytest.raises(InvalidArgumentError, match=told + matches[bad]):
+        attach(compression=TopK, **given)
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_momentum_that_differs_between_ranks_is_refused(framework):
+    ddp = wrapped()
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
+    if framework.rank == 1:  # as if this rank alone had loaded a state
+        for param in ddp.parameters():
+            optimizer.state[param]["momentum_buffer"] = torch.ones_like(param)
+    with pytest.raises(InvalidArgumentError, match=r"momentum in the .* none yet"):
+        attach(ddp, optimizer, TopK)
+    attach(ddp, optimizer, TopK(momentum_correction=0))  # which leaves it to the optimizer
+
+
 def test_a_refused_module_trains_on_without_compression():
     ddp = wrapped()
     optimizer = sgd(ddp)

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_sparse.tensorflow.keras as hvd
-from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
+from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError, UnsupportedError
 from hvd_sparse.local_steps import AdaComm
 from hvd_sparse.tensorflow import (
     Dense,
@@ -18,8 +18,10 @@ from hvd_sparse.tensorflow import (
     Outer,
     TopK,
     common_weights,
+    load_checkpoint,
     local_steps,
     meet,
+    prepare,
     report_loss,
     residual_variables,
     save_checkpoint,
@@ -239,3 +241,27 @@ def test_what_cannot_take_local_steps_is_refused():
         UnsupportedError, match="overlap must be False in TensorFlow, got 'forward'"
     ):
         hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=TopK(overlap="forward"))
+
+
+def test_residuals_of_the_other_unit_are_refused(folder):
+    alone, together = SPARSE, TopK(density=0.1, min_numel=64)
+    for theirs, ours in ((alone, together), (together, alone)):
+        variable, optimizer, step = made(theirs, traced=False)
+        for number in range(EVERY):
+            step(tf.constant(gradient(number)))
+        save_checkpoint(folder, [variable], optimizer)
+        twin, other, _ = made(ours, traced=False)
+        prepare([twin], ours, optimizer=other)
+        with pytest.raises(CheckpointMismatchError, match=r'another scale.*residuals="reset"'):
+            load_checkpoint(folder, [twin], other)
+        with pytest.raises(CheckpointMismatchError, match=r'another scale.*residuals="reset"'):
+            load_checkpoint(folder, [twin], other, residuals="spread")
+        load_checkpoint(folder, [twin], other, residuals="reset")
+        assert np.array_equal(twin.numpy(), variable.numpy())
+
+
+def test_a_model_that_one_rank_lacks_is_an_error_on_every_rank(folder):
+    variable, optimizer, _ = made(SPARSE, traced=False)
+    is_last = hvd.rank() == hvd.size() - 1
+    with pytest.raises(InvalidArgumentError, match=r"model must be a Keras model.*got NoneType"):
+        save_checkpoint(folder, None if is_last else [variable], optimizer)

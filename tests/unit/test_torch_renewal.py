@@ -77,6 +77,7 @@ def way_of(param: torch.Tensor) -> SimpleNamespace:
         loaded.append((residuals, states, step))
 
     exchange = SimpleNamespace(
+        conditions={},
         optimizer=optimizer,  # the rates do not keep it alive
         world=SimpleNamespace(rank=0, size=1, allgather_object=lambda thing, kind: [thing]),
         layers=(),
