@@ -60,6 +60,8 @@ class GradientExchange:
 
     Attributes:
         world: The ranks.
+        prefix: As given.
+        messages: Messages between the ranks.
         layers: The layers that can be sent sparse, in the order in which they are sent.
         tuner: The tuner that chooses how gradients are sent, if the compression is adaptive.
         conditions: The conditions under which plan and thresholds are found, for checkpoints.
@@ -86,11 +88,13 @@ class GradientExchange:
         self._settings = settings
         self._exchange = exchange
         self._process_set = process_set
-        self._prefix = prefix
+        self.prefix = prefix
         self._graph = graph
         self._device = device
         self._names = unique_names(variables)
-        self._templates = [(tuple(v.shape), compat.dtype_of(v)) for v in variables]
+        # Differences of weights come in float32 at least.
+        dtype_of = compat.wide_type_of if settings.compression.is_local else compat.dtype_of
+        self._templates = [(tuple(v.shape), dtype_of(v)) for v in variables]
         self._sliced = tuple(sliced)
         # The number of rows of IndexedSlices changes from step to step.
         self._eager = tf.function(self._reduce, autograph=False, reduce_retracing=True)
@@ -109,6 +113,8 @@ class GradientExchange:
         self.saved_numels = dict(zip(self.saved_names.values(), numels, strict=True))
         share = LocalShare.of(compression, settings.reduction, size=world.size)
         self._local = LocalGradient(share, graph)
+        host = HorovodHost(process_set, device=device)
+        self.messages = Messages(prefix, host=host, exchange=exchange)
         self._dense = DenseReducer(prefix, settings, process_set=process_set)
         self._ops = op_gradients_of(self.layers, compression) if may_have_peers(world.size) else []
         self._members = [
@@ -136,8 +142,7 @@ class GradientExchange:
             momentum=self._settings.momentum > 0,
             device=self._device,
         )
-        host = HorovodHost(self._process_set, device=self._device)
-        messages = self._messages = Messages(self._prefix, host=host, exchange=self._exchange)
+        messages = self.messages
         place = place_of(self._device, self._exchange)
         self._measurer = Measurer(
             self.world,
@@ -147,7 +152,7 @@ class GradientExchange:
         )
         self._meter = QualityMeter(
             compression,
-            self._messages.add_up,
+            self.messages.add_up,
             size=self.world.size,
             local_size=self._exchange.local_size,
         )
@@ -160,12 +165,12 @@ class GradientExchange:
             reduction=self._settings.reduction,
             size=self.world.size,
             device=devices.core_name(self._device),
-            broadcast_order=self._messages.broadcast_order,
+            broadcast_order=self.messages.broadcast_order,
         )
         choices: tuple[plan.BucketChoice, ...] = ()
         if self._ops and self.world.size > 1:
             self.tuner = self._measurer.tuner(
-                self.layers, compression, self._messages, keeps_order=True
+                self.layers, compression, self.messages, keeps_order=True
             )
             if self.tuner is None:
                 choices = plan.fixed_choices(self.layers, compression)
