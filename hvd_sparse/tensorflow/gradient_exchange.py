@@ -62,6 +62,7 @@ class GradientExchange:
         world: The ranks.
         prefix: As given.
         messages: Messages between the ranks.
+        velocities_begun: True once velocities go on where the optimizer's own momentum was.
         layers: The layers that can be sent sparse, in the order in which they are sent.
         tuner: The tuner that chooses how gradients are sent, if the compression is adaptive.
         conditions: The conditions under which plan and thresholds are found, for checkpoints.
@@ -127,6 +128,7 @@ class GradientExchange:
             self._with_velocity_only = []
         self._others = len(sparse) < len(variables)
         self._before: StepStats | None = None  # stats of the last step, if it had other buckets
+        self.velocities_begun = False
         self._first_step = 0  # steps of earlier exchanges, which count as well
         self._driver: ops.Driver | None = None
         if self._ops or self._with_velocity_only:
@@ -259,6 +261,11 @@ class GradientExchange:
         self._state.load(residuals, sparsifier_states, velocities, rate=rate)
         self._before, self._first_step = None, step
         self._driver.continue_after(step, pending=pending)
+
+    def begin_velocities(self, velocities: Mapping[str, NDArray[Any]]) -> None:
+        """Replaces, between two steps, the velocities of all variables; missing ones are zero."""
+        if self._driver is not None:
+            self._state.begin_velocities(velocities)
 
     def forget(self, names: Collection[str]) -> None:
         """Zeroes, between two steps, state of variables that another exchange has taken over."""

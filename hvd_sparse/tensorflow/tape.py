@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.tensorflow import compat
+from hvd_sparse.tensorflow.begun_momentum import begin_velocities
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
 from hvd_sparse.tensorflow.local_variables import is_among
 from hvd_sparse.tensorflow.registry import exchange_of
@@ -60,6 +61,10 @@ def reducer(
         exchange = exchange_for(settings, variables, sliced, process_set, owner)
         if exchange is None:
             return list(gradients)
+        if owner is not None and settings.moves_momentum(process_set):
+            with tf.init_scope():
+                averages = settings.reduction.averages
+                begin_velocities(exchange, owner, variables, averages=averages)
         rate = None
         if settings.follows_rate:
             rate = compat.rate_of(owner) if learning_rate is None else learning_rate
