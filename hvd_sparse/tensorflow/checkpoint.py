@@ -32,6 +32,7 @@ from hvd_sparse.tensorflow import compat, saved_state
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
 from hvd_sparse.tensorflow.inheritance import summed
 from hvd_sparse.tensorflow.keras_optimizer import refuse_amid_step
+from hvd_sparse.tensorflow.local_steps import begin_interval
 from hvd_sparse.tensorflow.local_variables import refuse_to_share
 from hvd_sparse.tensorflow.registry import find_exchanges
 
@@ -153,6 +154,7 @@ def load_checkpoint(
         parts.set_random(random)
         if exchange is not None:
             saved_state.load(exchange, saved)
+    begin_interval(optimizer)
     extra: dict[str, Any] = shared["extra"]
     return extra
 

@@ -110,6 +110,12 @@ def dtype_of(variable: Any) -> tf.DType:
     return tf.as_dtype(variable.dtype)
 
 
+def wide_type_of(variable: Any) -> tf.DType:
+    """Returns the type of what is kept of a variable in float32 at least."""
+    dtype = dtype_of(variable)
+    return tf.float32 if dtype.size < tf.float32.size else dtype
+
+
 def tensor_of(variable: Any) -> Any:
     """Returns TensorFlow's own variable, which Keras 3 wraps."""
     return variable.value if hasattr(variable, "path") else variable

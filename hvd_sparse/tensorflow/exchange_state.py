@@ -94,6 +94,11 @@ class ExchangeState:
             self.velocity.assign(_joined(velocities, [*self._layers, *self._dense]))
         self.rate.last.assign(rate)
 
+    def begin_velocities(self, velocities: Mapping[str, NDArray[Any]]) -> None:
+        """Replaces all velocities; missing ones are zero."""
+        assert self.velocity is not None
+        self.velocity.assign(_joined(velocities, [*self._layers, *self._dense]))
+
     def forget(self, names: Collection[str]) -> None:
         """Zeroes the residual and the velocity of the named layers, as far as they have them."""
         for flat, layers in (

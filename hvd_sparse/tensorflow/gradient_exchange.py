@@ -60,6 +60,9 @@ class GradientExchange:
 
     Attributes:
         world: The ranks.
+        prefix: As given.
+        messages: Messages between the ranks.
+        velocities_begun: True once velocities go on where the optimizer's own momentum was.
         layers: The layers that can be sent sparse, in the order in which they are sent.
         tuner: The tuner that chooses how gradients are sent, if the compression is adaptive.
         conditions: The conditions under which plan and thresholds are found, for checkpoints.
@@ -86,11 +89,13 @@ class GradientExchange:
         self._settings = settings
         self._exchange = exchange
         self._process_set = process_set
-        self._prefix = prefix
+        self.prefix = prefix
         self._graph = graph
         self._device = device
         self._names = unique_names(variables)
-        self._templates = [(tuple(v.shape), compat.dtype_of(v)) for v in variables]
+        # Differences of weights come in float32 at least.
+        dtype_of = compat.wide_type_of if settings.compression.is_local else compat.dtype_of
+        self._templates = [(tuple(v.shape), dtype_of(v)) for v in variables]
         self._sliced = tuple(sliced)
         # The number of rows of IndexedSlices changes from step to step.
         self._eager = tf.function(self._reduce, autograph=False, reduce_retracing=True)
@@ -109,6 +114,8 @@ class GradientExchange:
         self.saved_numels = dict(zip(self.saved_names.values(), numels, strict=True))
         share = LocalShare.of(compression, settings.reduction, size=world.size)
         self._local = LocalGradient(share, graph)
+        host = HorovodHost(process_set, device=device)
+        self.messages = Messages(prefix, host=host, exchange=exchange)
         self._dense = DenseReducer(prefix, settings, process_set=process_set)
         self._ops = op_gradients_of(self.layers, compression) if may_have_peers(world.size) else []
         self._members = [
@@ -121,6 +128,7 @@ class GradientExchange:
             self._with_velocity_only = []
         self._others = len(sparse) < len(variables)
         self._before: StepStats | None = None  # stats of the last step, if it had other buckets
+        self.velocities_begun = False
         self._first_step = 0  # steps of earlier exchanges, which count as well
         self._driver: ops.Driver | None = None
         if self._ops or self._with_velocity_only:
@@ -136,8 +144,7 @@ class GradientExchange:
             momentum=self._settings.momentum > 0,
             device=self._device,
         )
-        host = HorovodHost(self._process_set, device=self._device)
-        messages = self._messages = Messages(self._prefix, host=host, exchange=self._exchange)
+        messages = self.messages
         place = place_of(self._device, self._exchange)
         self._measurer = Measurer(
             self.world,
@@ -147,7 +154,7 @@ class GradientExchange:
         )
         self._meter = QualityMeter(
             compression,
-            self._messages.add_up,
+            self.messages.add_up,
             size=self.world.size,
             local_size=self._exchange.local_size,
         )
@@ -160,12 +167,12 @@ class GradientExchange:
             reduction=self._settings.reduction,
             size=self.world.size,
             device=devices.core_name(self._device),
-            broadcast_order=self._messages.broadcast_order,
+            broadcast_order=self.messages.broadcast_order,
         )
         choices: tuple[plan.BucketChoice, ...] = ()
         if self._ops and self.world.size > 1:
             self.tuner = self._measurer.tuner(
-                self.layers, compression, self._messages, keeps_order=True
+                self.layers, compression, self.messages, keeps_order=True
             )
             if self.tuner is None:
                 choices = plan.fixed_choices(self.layers, compression)
@@ -254,6 +261,11 @@ class GradientExchange:
         self._state.load(residuals, sparsifier_states, velocities, rate=rate)
         self._before, self._first_step = None, step
         self._driver.continue_after(step, pending=pending)
+
+    def begin_velocities(self, velocities: Mapping[str, NDArray[Any]]) -> None:
+        """Replaces, between two steps, the velocities of all variables; missing ones are zero."""
+        if self._driver is not None:
+            self._state.begin_velocities(velocities)
 
     def forget(self, names: Collection[str]) -> None:
         """Zeroes, between two steps, state of variables that another exchange has taken over."""

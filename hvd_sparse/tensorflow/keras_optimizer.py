@@ -19,12 +19,13 @@ from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.local_steps import check_averages
 from hvd_sparse.tensorflow import compat, loss_scaling
 from hvd_sparse.tensorflow.accumulation import Accumulation
+from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
 from hvd_sparse.tensorflow.keras_callbacks import with_short_rate
 from hvd_sparse.tensorflow.local_steps import ATTRIBUTE, LocalSteps, refuse_amid_interval
-from hvd_sparse.tensorflow.local_variables import REFS, LocalVariables
+from hvd_sparse.tensorflow.local_variables import REFS, LocalVariables, exchanged
 from hvd_sparse.tensorflow.momentum import MovedMomentum, refuse_another
 from hvd_sparse.tensorflow.settings import Settings
-from hvd_sparse.tensorflow.tape import reducer
+from hvd_sparse.tensorflow.tape import exchange_for, reducer
 
 # A function of gradients, variables and, with loss scaling, the scale; returns averages.
 _Reduce: TypeAlias = Callable[..., list[Any]]
@@ -83,7 +84,7 @@ def distribute_keras_3(
     if is_sparse_compression(compression):
         chosen = as_compression(compression)
         settings = Settings.checked(
-            chosen.of_differences() if chosen.is_local else chosen,
+            chosen,
             op=op,
             gradient_predivide_factor=gradient_predivide_factor,
             num_groups=num_groups,
@@ -93,7 +94,13 @@ def distribute_keras_3(
         reduce = _sparsely(settings, process_set, optimizer)
         if chosen.is_local:
             check_averages(settings.reduction.averages)
-            local_steps = LocalSteps(chosen, local.around(reduce), optimizer, process_set)
+            local_steps = LocalSteps(
+                chosen,
+                local.around(reduce),
+                _finder(settings, process_set, optimizer),
+                optimizer,
+                process_set,
+            )
         if settings.dampening > 0:
             momentum = MovedMomentum(
                 optimizer, is_moved=lambda: settings.moves_momentum(process_set), local=local
@@ -136,6 +143,19 @@ def _sparsely(settings: Settings, process_set: Any, optimizer: Any) -> _Reduce:
         return plain(gradients, variables)
 
     return reduce
+
+
+def _finder(
+    settings: Settings, process_set: Any, optimizer: Any
+) -> Callable[[Sequence[Any]], GradientExchange | None]:
+    known = weakref.ref(optimizer)
+
+    def exchange_of(variables: Sequence[Any]) -> GradientExchange | None:
+        owner = known()
+        shared = exchanged(owner, variables)
+        return exchange_for(settings, shared, [False] * len(shared), process_set, owner)
+
+    return exchange_of
 
 
 def _by_horovod(stock: Callable[..., Any]) -> _Reduce:

@@ -19,12 +19,16 @@ def meet(optimizer: Any, model: Any = None) -> None:
     Args:
         optimizer: A Keras 3 optimizer with a compression that has local_steps.
         model: A model whose non-trainable variables of floating-point numbers Horovod averages,
-            too, in float32: running statistics of batch normalisation. None leaves each rank its
-            own.
+            too: running statistics of batch normalisation. Those that are equal on all ranks stay
+            as they are, bit for bit. None leaves each rank its own.
 
     Raises:
         InvalidArgumentError: The compression has no local_steps.
-        ExchangeFailedError: Another rank ended the exchange, or died.
+        RanksDisagreeError: The ranks have not taken as many local steps from equal weights.
+        ExchangeFailedError: Another rank ended the exchange.
+        tf.errors.InvalidArgumentError: A rank's weights are not finite; all ranks have the last
+            common weights again.
+        tf.errors.AbortedError: Another rank died, or ended the exchange, in this meeting.
     """
     local = _local_steps_of(optimizer, "meet()")
     local.meet()

@@ -4,7 +4,8 @@ hvd_sparse/pytorch/momentum.py says why, and what a velocity is. Keras compiles 
 optimizer into its graph, so here it is read once, when the optimizer becomes a distributed one.
 Gradients of one optimizer may differ: those of local variables, and IndexedSlices that Horovod
 gathers, have no velocity. So the optimizer's own momentum is 0 only while a variable is updated
-whose gradient has one.
+whose gradient has one. Velocities go on where the momentum is that the optimizer has at the first
+step of an exchange, loaded or from training without it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.tensorflow import compat
@@ -27,12 +30,14 @@ class _Form:
 
     Attributes:
         setting: Name of the momentum.
+        own: Name of the attribute with the optimizer's own momentum of each variable.
         hidden: Attributes that are 0 without it.
         adds_up: True if gradients are added up, so that a velocity is 1 / (1 - momentum) times as
             large as a gradient. Then the velocity of a delivered entry stays.
     """
 
     setting: str
+    own: str
     hidden: tuple[str, ...]
     adds_up: bool = False
 
@@ -40,10 +45,10 @@ class _Form:
 # By the name of Keras's class (AdamW is an Adam). All others keep theirs, also if they have a
 # `beta_1`.
 _FORMS = {
-    "Adam": _Form("beta_1", ("beta_1",)),
-    "Adamax": _Form("beta_1", ("beta_1",)),
-    "Nadam": _Form("beta_1", ("beta_1", "_u_product")),
-    "SGD": _Form("momentum", ("momentum",), adds_up=True),
+    "Adam": _Form("beta_1", "_momentums", ("beta_1",)),
+    "Adamax": _Form("beta_1", "_m", ("beta_1",)),
+    "Nadam": _Form("beta_1", "_momentums", ("beta_1", "_u_product")),
+    "SGD": _Form("momentum", "momentums", ("momentum",), adds_up=True),
 }
 _HOME = "keras.src.optimizers."
 
@@ -79,6 +84,43 @@ def refuse_another(optimizer: Any, moved: float) -> None:
             "exchange took it over: create the optimizer with it, or set momentum_correction=0 to "
             "leave it to the optimizer"
         )
+
+
+def own_momenta(optimizer: Any, variables: Sequence[Any]) -> list[NDArray[Any] | None]:
+    """Returns the velocities that go on where an optimizer's own momentum is, outside of any graph.
+
+    Args:
+        optimizer: An optimizer whose momentum is moved.
+        variables: The variables.
+
+    Returns:
+        For each variable, the average of the ranks' velocities, float32, flat; None if the
+        optimizer has no momentum of it yet.
+    """
+    form = _form_of(optimizer)
+    assert form is not None
+    growth = _growth(optimizer, form)
+    if not growth:
+        return [None] * len(variables)
+    known = {id(compat.tensor_of(one)): at for at, one in enumerate(optimizer._trainable_variables)}
+    places = [known.get(id(compat.tensor_of(one))) for one in variables]
+    momenta = getattr(optimizer, form.own)
+    return [
+        None if place is None else np.ravel(momenta[place].numpy()).astype(np.float32) / growth
+        for place in places
+    ]
+
+
+def _growth(optimizer: Any, form: _Form) -> np.float32:
+    """Returns how many times as large as a velocity the optimizer's own is; 0 if it has none."""
+    if not optimizer.built or not int(optimizer.iterations):
+        return np.float32(0)
+    momentum = getattr(optimizer, form.setting)
+    if form.adds_up:  # Keras's SGD has the learning rate and the sign of a step in it
+        return np.float32(-float(compat.rate_of(optimizer)) / (1 - momentum))
+    if hasattr(optimizer, "_u_product"):  # the momentum of Nadam has a schedule of its own
+        return np.float32(1 - float(optimizer._u_product))
+    return np.float32(1 - momentum ** int(optimizer.iterations))
 
 
 class MovedMomentum:

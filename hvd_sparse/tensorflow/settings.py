@@ -94,6 +94,8 @@ class Settings:
                 "loss_scale must be None in TensorFlow, where LossScaleOptimizer tells by itself"
             )
         _check_options(chosen)
+        if chosen.is_local:
+            chosen = chosen.of_differences()
         return cls(
             compression=chosen,
             reduction=checked_reduction(

@@ -10,9 +10,25 @@ import tensorflow as tf
 
 from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.tensorflow import compat
+from hvd_sparse.tensorflow.begun_momentum import begin_velocities
+from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
 from hvd_sparse.tensorflow.local_variables import is_among
 from hvd_sparse.tensorflow.registry import exchange_of
 from hvd_sparse.tensorflow.settings import Settings
+
+
+def exchange_for(
+    settings: Settings,
+    variables: Sequence[Any],
+    sliced: Sequence[bool | None],
+    process_set: Any,
+    owner: Any,
+) -> GradientExchange | None:
+    """Returns the exchange of these variables; None if settings need none. See `exchange_of`."""
+    if not variables or not settings.needs_exchange(process_set):
+        return None
+    agreed = settings.among(process_set)
+    return exchange_of(variables, sliced, agreed, process_set=process_set, owner=owner)
 
 
 def reducer(
@@ -35,17 +51,20 @@ def reducer(
     def reduce(
         gradients: Sequence[Any], variables: Sequence[Any], use_generic_names: bool = False
     ) -> list[Any]:
-        if not variables or not settings.needs_exchange(process_set):
-            return list(gradients)
-        for variable in variables:
+        for variable in variables if settings.needs_exchange(process_set) else ():
             if not hasattr(variable, "assign"):
                 raise UnsupportedError(
                     "a sparse compression takes gradients of variables, which own the residuals; "
                     f"got a source of type {type(variable).__name__}"
                 )
         sliced = [None if one is None else isinstance(one, tf.IndexedSlices) for one in gradients]
-        agreed = settings.among(process_set)
-        exchange = exchange_of(variables, sliced, agreed, process_set=process_set, owner=owner)
+        exchange = exchange_for(settings, variables, sliced, process_set, owner)
+        if exchange is None:
+            return list(gradients)
+        if owner is not None and settings.moves_momentum(process_set):
+            with tf.init_scope():
+                averages = settings.reduction.averages
+                begin_velocities(exchange, owner, variables, averages=averages)
         rate = None
         if settings.follows_rate:
             rate = compat.rate_of(owner) if learning_rate is None else learning_rate

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from hvd_sparse.compression import Compression
 from hvd_sparse.places.place import OnDevice
 from hvd_sparse.stats.step_stats import StepStats
 from hvd_sparse.tensorflow import (
+    common_weights,
     load_checkpoint,
+    meet,
     prepare,
     replan,
     residual_variables,
@@ -25,6 +28,7 @@ from hvd_sparse.tensorflow import (
     stats,
     tuning,
 )
+from hvd_sparse.tensorflow.elastic_errors import with_horovod_errors
 from hvd_sparse.tensorflow.registry import find_exchange
 from hvd_sparse.tuning.tuner import Tuning
 from tests import frameworks
@@ -229,6 +233,20 @@ class ThroughAnOptimizer(Model):
         return load_checkpoint(folder, self._list, self._optimizer, **options)
 
 
+class ThroughLocalSteps(ThroughAnOptimizer):
+    """Variables with a distributed optimizer of Keras that takes local steps."""
+
+    @with_horovod_errors
+    def step(self, gradients: Arrays) -> None:
+        self._apply(self._as_tensors(gradients))
+
+    def meet(self) -> None:
+        meet(self._optimizer)
+
+    def common_weights(self) -> AbstractContextManager[None]:
+        return common_weights(self._optimizer)
+
+
 class TensorFlow(Framework):
     """TensorFlow.
 
@@ -263,7 +281,8 @@ class TensorFlow(Framework):
         on_cpu_alone = compression is not None and compression.collective in OnDevice.refuses
         if self._device.startswith("GPU") and on_cpu_alone:
             pytest.skip(f"'{compression.collective}' adds up residuals on the CPU alone")
-        through_a_tape = passes == 1 and loss_scale is None
+        is_local = compression is not None and compression.is_local
+        through_a_tape = passes == 1 and loss_scale is None and not is_local
         kind = tf.Variable if through_a_tape else keras.Variable
         with tf.device(self._device):
             variables = {
@@ -283,7 +302,8 @@ class TensorFlow(Framework):
         }
         if through_a_tape:
             return ThroughATape(compression, variables, **options)
-        return ThroughAnOptimizer(
+        through_an_optimizer = ThroughLocalSteps if is_local else ThroughAnOptimizer
+        return through_an_optimizer(
             compression, variables, passes=passes, loss_scale=loss_scale, **options
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -10,7 +11,13 @@ import pytest
 import tensorflow as tf
 
 import hvd_sparse.tensorflow.keras as hvd
-from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError, UnsupportedError
+from hvd_sparse.errors import (
+    CheckpointMismatchError,
+    ExchangeFailedError,
+    InvalidArgumentError,
+    RanksDisagreeError,
+    UnsupportedError,
+)
 from hvd_sparse.local_steps import AdaComm
 from hvd_sparse.tensorflow import (
     Dense,
@@ -27,10 +34,22 @@ from hvd_sparse.tensorflow import (
     save_checkpoint,
     stats,
 )
+from tests.framework_laws import local_steps as laws
 
 SHAPE = (40, 30)
 EVERY = 3
 SPARSE = TopK(density=0.1, min_numel=64, local_steps=EVERY)
+
+globals().update(
+    (law.__name__, law)
+    for law in (
+        laws.test_narrow_weights_move_by_less_than_their_last_place,
+        laws.test_ranks_that_have_taken_other_steps_are_named,
+        laws.test_ranks_that_began_with_other_weights_are_named,
+        laws.test_weights_may_be_loaded_between_two_intervals,
+        laws.test_a_rank_whose_weights_are_not_finite_stops_no_other,
+    )
+)
 
 pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank exchanges nothing")
 
@@ -138,6 +157,43 @@ def test_weights_that_a_callback_broadcasts_begin_an_interval():
         assert_same_on_all_ranks(variable)
 
 
+def test_a_rank_that_steps_where_others_have_met_is_named():
+    variable, optimizer, step = made(SPARSE, traced=True)
+    for number in range(EVERY + (hvd.rank() == 0)):
+        step(tf.constant(gradient(number)))
+    with pytest.raises(RanksDisagreeError, match=r"rank 0 has taken 1 local steps .* rank 1 0"):
+        meet(optimizer)
+    with pytest.raises(ExchangeFailedError):
+        meet(optimizer)
+    step(tf.constant(gradient(5)))
+    before = variable.numpy()
+    with pytest.raises(tf.errors.AbortedError, match="has taken 1 local steps"):
+        for number in range(6, 6 + EVERY):
+            step(tf.constant(gradient(number)))
+            before = before - gradient(number)
+    assert np.array_equal(variable.numpy(), before - gradient(6 + EVERY - 2 - (hvd.rank() == 0)))
+
+
+def test_a_job_resumes_between_two_intervals(folder):
+    variable, optimizer, step = made(SPARSE, traced=True)
+    for number in range(EVERY):
+        step(tf.constant(gradient(number)))
+    save_checkpoint(folder, [variable], optimizer)
+    twin, resumed, twin_step = made(SPARSE, traced=True)
+    prepare([twin], SPARSE, optimizer=resumed)
+    for number in range(EVERY + 1):  # up to the first step of an interval
+        twin_step(tf.constant(gradient(50 + number)))
+    load_checkpoint(folder, [twin], resumed)
+    for number in range(EVERY):
+        for one in (step, twin_step):
+            one(tf.constant(gradient(10 + number)))
+    assert np.array_equal(variable.numpy(), twin.numpy())
+    kept, taken_up = residual_variables(optimizer)[0], residual_variables(resumed)[0]
+    assert np.any(kept)
+    assert np.array_equal(kept, taken_up)
+    save_checkpoint(folder, [twin], resumed)  # prepare() and the steps have one exchange
+
+
 @pytest.mark.parametrize("traced", [False, True])
 def test_all_ranks_choose_the_next_interval_alike(traced):
     variable, optimizer, step = made(Dense(local_steps=AdaComm(first=4, every=1e-9)), traced=traced)
@@ -205,6 +261,28 @@ def test_statistics_are_averaged_at_a_meeting_where_a_model_is_given():
     assert np.array_equal(variance.numpy(), np.full(4, 2 * middle, np.float32))
 
 
+CONSTANTS = {
+    "float32": [np.finfo(np.float32).min, 3e38, -3e38, -np.inf, np.nan, -0.0, 0.456, 1 / 3],
+    "float64": [np.finfo(np.float64).min, 1e300, 1 / 3],
+    "bfloat16": [3e38, 0.456],
+}
+
+
+def test_what_is_equal_on_all_ranks_stays_as_it_is_where_statistics_are_averaged():
+    constants = {name: keras.Variable(ones, dtype=name) for name, ones in CONSTANTS.items()}
+    own = keras.Variable([3e38, -np.inf, float(hvd.rank())])
+    model = SimpleNamespace(non_trainable_variables=[*constants.values(), own])
+    variable, optimizer, _ = made(SPARSE, traced=True)
+    optimizer.build([variable])
+    before = {name: one.numpy().tobytes() for name, one in constants.items()}
+    for _ in range(2):
+        meet(optimizer, model)
+    assert {name: one.numpy().tobytes() for name, one in constants.items()} == before
+    middle = (hvd.size() - 1) / 2
+    np.testing.assert_allclose(own.numpy(), [3e38, -np.inf, middle], rtol=1e-6)
+    assert_same_on_all_ranks(own)
+
+
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("kind", [keras.optimizers.Adam, keras.optimizers.RMSprop])
 def test_moments_are_averaged_at_a_meeting_where_asked(kind, traced):
@@ -218,7 +296,7 @@ def test_moments_are_averaged_at_a_meeting_where_asked(kind, traced):
 
     for own, average in zip(moments(False, EVERY), moments(True, EVERY), strict=True):
         expected = hvd.allreduce(tf.constant(own), op=hvd.Average, name="moments").numpy()
-        np.testing.assert_allclose(average, expected, rtol=1e-5)
+        np.testing.assert_allclose(average, expected, rtol=1e-5, atol=1e-6)
         assert not np.allclose(own, expected)
     amid = EVERY - 1
     assert all(map(np.array_equal, moments(False, amid), moments(True, amid)))

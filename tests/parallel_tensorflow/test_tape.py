@@ -185,3 +185,25 @@ def test_stock_compressions_go_to_horovod_untouched():
         averages = step_of(variables, compression)(gradients)
         for gradient, average in zip(gradients, averages, strict=True):
             assert np.array_equal(total(gradient), np.ravel(average))
+
+
+@alone
+@pytest.mark.parametrize("compression", [TopK, LAGS], ids=["topk", "lags"])
+def test_an_exchange_is_undone_by_giving_its_variables_their_former_values(compression):
+    chosen = compression(density=0.05, momentum_correction=0.5, warmup=None, **SMALL)
+    variables, twins = make_variables(), make_variables()
+    step, twin = (tf.function(step_of(ones, chosen)) for ones in (variables, twins))
+    for number in range(3):
+        step(integer_gradients(variables, number))
+        twin(integer_gradients(twins, number))
+    kept = [(one, one.numpy()) for one in residual_variables(variables)]
+    step(integer_gradients(variables, 50))  # its averages are thrown away
+    assert any(not np.array_equal(one, before) for one, before in kept)
+    for one, before in kept:
+        one.assign(before)
+    for number in range(3, 5):
+        averages = step(integer_gradients(variables, number))
+        for one, other in zip(averages, twin(integer_gradients(twins, number)), strict=True):
+            assert np.array_equal(one, other)
+    for one, other in zip(residual_variables(variables), residual_variables(twins), strict=True):
+        assert np.array_equal(one, other)
