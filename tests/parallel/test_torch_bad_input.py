@@ -12,6 +12,7 @@ from tests.parallel.torch_ranks import (
     SHAPES,
     Toy,
     assert_nothing_is_lost,
+    assert_same_on_all_ranks,
     distribute,
     integer_gradients,
     total,
@@ -129,10 +130,16 @@ def test_a_bad_dense_gradient_is_refused_by_all_and_named():
 def test_an_overflow_of_a_narrow_type_is_refused_by_all():
     model = Toy({"w": (40, 30)}, dtype=torch.float16)
     optimizer = distribute(model, TopK(density=1.0, min_numel=64))
-    model.backward({"w": torch.full((40, 30), 60000.0, dtype=torch.float16)})
-    with pytest.raises(NonFiniteGradientError, match="'w'"):
+    gradient = torch.full((40, 30), 2.0, dtype=torch.float16)
+    gradient[0] = 60000.0
+    model.backward({"w": gradient})
+    with pytest.raises(NonFiniteGradientError, match="'w' overflows in 30 entries"):
         optimizer.step()
-    assert bool((residuals(optimizer)["w"] == 60000).all())
+    kept = torch.where(gradient > 2, 0, gradient).flatten()
+    assert torch.equal(residuals(optimizer)["w"], kept.double())
+    model.backward({"w": gradient.clamp(max=2)})  # what was the cause is gone
+    optimizer.step()
+    assert_same_on_all_ranks(model.parameters())
 
 
 def changed(**changes):
