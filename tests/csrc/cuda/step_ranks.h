@@ -167,6 +167,11 @@ std::vector<std::vector<SeenStep>> RunSteps(int size, const BucketSpec& spec, co
   return seen;
 }
 
+/// Returns the cause of a refusal, without what the residuals keep.
+inline std::string CauseOf(const std::string& reason) {
+  return reason.substr(0, reason.find(": no rank"));
+}
+
 /// Returns the CPU's reason to refuse a step as devices report it: they merge two causes into one.
 inline std::string AsDevicesTell(std::string reason) {
   const std::string known = "holds NaN or Inf";
@@ -183,7 +188,7 @@ inline void ExpectSameBits(const std::vector<std::vector<SeenStep>>& on_device,
     for (std::size_t step = 0; step < on_cpu[rank].size(); ++step) {
       SCOPED_TRACE(testing::Message() << "rank " << rank << ", step " << step);
       const SeenStep &one = on_device[rank][step], &other = on_cpu[rank][step];
-      EXPECT_EQ(one.refused, AsDevicesTell(other.refused));
+      EXPECT_EQ(CauseOf(one.refused), AsDevicesTell(CauseOf(other.refused)));
       EXPECT_TRUE(!one.refused.empty() || one.gradients == other.gradients);
       EXPECT_TRUE(one.residual == other.residual);
       EXPECT_TRUE(one.velocity == other.velocity);
