@@ -194,6 +194,18 @@ def test_a_job_resumes_between_two_intervals(folder):
     save_checkpoint(folder, [twin], resumed)  # prepare() and the steps have one exchange
 
 
+def test_losses_that_are_not_finite_are_left_out():
+    _, optimizer, step = made(Dense(local_steps=AdaComm(first=8, every=1e-9)), traced=True)
+    for number in range(8):
+        report_loss(optimizer, float("nan") if number == 2 else 8.0)
+        step(tf.constant(gradient(number)))
+    first = local_steps(optimizer)
+    for number in range(first):
+        report_loss(optimizer, 0.5)
+        step(tf.constant(gradient(number)))
+    assert local_steps(optimizer) == 2  # 8 * sqrt(0.5 / 8)
+
+
 @pytest.mark.parametrize("traced", [False, True])
 def test_all_ranks_choose_the_next_interval_alike(traced):
     variable, optimizer, step = made(Dense(local_steps=AdaComm(first=4, every=1e-9)), traced=traced)
