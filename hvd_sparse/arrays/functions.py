@@ -37,7 +37,8 @@ def sparse_allreduce(
             `__cuda_array_interface__` and a method copy(); contiguous in C order; float64, float32,
             float16 or bfloat16, of any shape; not changed, unless it is `out`.
         residual: The values that this rank has not sent yet: float32, on the device of `array` and
-            with as many elements. Zeros at first; updated in place.
+            with as many elements. Zeros at first; updated in place. It shares
+            no memory with `array`.
         out: Array to write the result to: contiguous in C order, of the kind, shape, type and
             device of `array`, which it may be; undefined after an error. None: a new array, whose
             fresh memory may take longer than the exchange.
@@ -57,7 +58,8 @@ def sparse_allreduce(
         UnsupportedError: The op, or the array's type or device, is not supported.
         NonFiniteGradientError: On every rank, if `array` is not finite on one. The finite entries
             are then in the residual.
-        ExchangeFailedError: Another rank ended the exchange, or died. The next call builds it anew.
+        ExchangeFailedError: Another rank refused an argument, ended the exchange otherwise, or
+            died. The next call builds it anew.
     """
     hvd = _horovod()
     ranks = Ranks.of_process_set(

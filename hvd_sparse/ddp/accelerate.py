@@ -11,7 +11,9 @@ from accelerate.optimizer import AcceleratedOptimizer  # type: ignore[import-not
 
 from hvd_sparse.ddp import rank_state
 from hvd_sparse.ddp.attaching import attach
+from hvd_sparse.ddp.host import GroupHost
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
+from hvd_sparse.state.checkpoint import Job
 
 
 def attach_prepared(
@@ -28,8 +30,9 @@ def attach_prepared(
         attach_prepared(accelerator, model, optimizer, LAGS)
 
     accelerator.accumulate(), clip_grad_norm_(), save_state() and load_state() then work as before:
-    save_state() writes the residuals of every rank to the folder `hvd_sparse` in its own, and
-    load_state() reads them. `stats`, `summary` and `watch` take `optimizer.optimizer`.
+    save_state() writes the residuals of every rank to the folder `hvd_sparse` in its own, and with
+    local steps its weights and moments; load_state() reads them. `stats`, `summary` and `watch`
+    take `optimizer.optimizer`.
 
     Args:
         accelerator: An accelerator of several processes, of the type MULTI_CPU or MULTI_GPU.
@@ -46,18 +49,20 @@ def attach_prepared(
         UnsupportedError: The accelerator does not wrap models in DistributedDataParallel; or see
             `attach`.
     """
-    rank_state.checked(residuals)
     if accelerator.distributed_type not in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
         raise UnsupportedError(
             "a sparse exchange takes processes that train by DistributedDataParallel, and this "
             f"Accelerator has {accelerator.num_processes} of the type "
             f"{accelerator.distributed_type.value}: start several by accelerate launch or torchrun"
         )
-    if not isinstance(optimizer, AcceleratedOptimizer):
-        raise InvalidArgumentError(
-            "optimizer must come from accelerator.prepare(), got "
-            f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-        )
+    job = Job(GroupHost(call="attach_prepared()").world())
+    with job.fail_together(InvalidArgumentError):
+        rank_state.checked(residuals)
+        if not isinstance(optimizer, AcceleratedOptimizer):
+            raise InvalidArgumentError(
+                "optimizer must come from accelerator.prepare(), got "
+                f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+            )
     inner: torch.optim.Optimizer = optimizer.optimizer
     attach(model, inner, compression)
 
@@ -66,7 +71,7 @@ def attach_prepared(
     loading: list[str] = []
 
     def before_save(_models: Any, _weights: Any, folder: str) -> None:
-        rank_state.save(Path(folder, rank_state.NAME), inner)
+        rank_state.save(Path(folder, rank_state.NAME), model, inner)
         saving[:] = [folder]
 
     def after_state_dict(_: Any, whole: dict[str, Any]) -> dict[str, Any]:
@@ -82,7 +87,8 @@ def attach_prepared(
         if not loading:
             return shared
         folder = loading.pop()
-        return rank_state.restored(Path(folder, rank_state.NAME), inner, shared, residuals)
+        place = Path(folder, rank_state.NAME)
+        return rank_state.restored(place, model, inner, shared, residuals)
 
     accelerator.register_save_state_pre_hook(before_save)
     accelerator.register_load_state_pre_hook(before_load)

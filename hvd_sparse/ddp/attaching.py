@@ -48,7 +48,7 @@ def attach(
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits, on this rank or another, or the
-            ranks' models or options differ. Nothing was exchanged.
+            ranks' models, options or optimizers' momentum differ. Nothing was exchanged.
         UnsupportedError: A sparse exchange cannot do what was asked for, or what the module was
             made with: mixed_precision, another communication hook, sparse gradients, the Python
             reducer.

@@ -118,18 +118,22 @@ class _Roll:
     def __init__(self, group: dist.ProcessGroup, operation: str) -> None:
         self._ranks = dist.get_process_group_ranks(group)
         self._place = f"hvd_sparse/{group.group_name}/{operation}"
-        self._store: Any = dist.distributed_c10d._get_default_store()
+        self._store: Any = dist.distributed_c10d._get_default_store()  # None over MPI
 
     def __enter__(self) -> _Roll:
-        self._store.set(self._key(dist.get_rank()), "")
+        if self._store is not None:
+            self._store.set(self._key(dist.get_rank()), "")
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the process that had the store is gone
-            self._store.delete_key(self._key(dist.get_rank()))
+        with contextlib.suppress(RuntimeError):  # the process that had the store may be gone
+            if self._store is not None:
+                self._store.delete_key(self._key(dist.get_rank()))
 
     def missing(self) -> str:
         """Returns the ranks that have not come, as text; empty if there is none, or none known."""
+        if self._store is None:
+            return ""
         try:
             gone = [str(rank) for rank in self._ranks if not self._store.check([self._key(rank)])]
         except RuntimeError:

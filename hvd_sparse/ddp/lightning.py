@@ -26,8 +26,8 @@ class SparseDDPStrategy(DDPStrategy):  # type: ignore[misc]
     """Lightning's DDPStrategy, with a sparse exchange of gradients on the CPU and on GPUs.
 
     A checkpoint FILE of Lightning gets a folder FILE.hvd_sparse beside it, with the residuals of
-    every rank: move, copy and delete both together. `trainer.optimizers[0]` is the optimizer that
-    `stats`, `summary` and `watch` take.
+    every rank, and with local steps its weights and moments: move, copy and delete both together.
+    `trainer.optimizers[0]` is the optimizer that `stats`, `summary` and `watch` take.
 
     Args:
         compression: A sparse compression, as a class or an instance.
@@ -79,7 +79,8 @@ class SparseDDPStrategy(DDPStrategy):  # type: ignore[misc]
                     "every rank writes its residuals to a file system: a checkpoint must have a "
                     f"path, got '{filepath}'"
                 )
-            rank_state.save(_beside(Path(filepath).resolve()), self.optimizers[0])
+            assert self.model is not None
+            rank_state.save(_beside(Path(filepath).resolve()), self.model, self.optimizers[0])
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
@@ -100,7 +101,8 @@ class SparseDDPStrategy(DDPStrategy):  # type: ignore[misc]
         """Restores the optimizer, with this rank's residuals."""
         optimizer, state_dict = self.optimizers[0], checkpoint["optimizer_states"][0]
         place = _beside(Path(self._loaded_from).resolve())  # of the target, if it is a link
-        own = rank_state.restored(place, optimizer, state_dict, self._residuals)
+        assert self.model is not None
+        own = rank_state.restored(place, self.model, optimizer, state_dict, self._residuals)
         super().load_optimizer_state_dict({**checkpoint, "optimizer_states": [own]})
 
 

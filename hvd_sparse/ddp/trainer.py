@@ -21,9 +21,10 @@ from hvd_sparse.ddp.attaching import attach
 class SparseExchange:
     """Makes a Trainer exchange gradients sparsely; a base to name before Trainer, or a subclass.
 
-    A checkpoint of the Trainer gets a folder `hvd_sparse` with the residuals of every rank.
-    `trainer.optimizer.optimizer` is the optimizer that `stats`, `summary` and `watch` take, once
-    train() has made it. Its TrainingArguments need ddp_find_unused_parameters=False.
+    A checkpoint of the Trainer gets a folder `hvd_sparse` with the residuals of every rank and,
+    with local steps, its weights and moments. `trainer.optimizer.optimizer` is the optimizer that
+    `stats`, `summary` and `watch` take, once train() has made it. Its TrainingArguments need
+    ddp_find_unused_parameters=False.
 
     Args:
         *args: Those of the Trainer.
@@ -60,7 +61,7 @@ class SparseExchange:
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         optimizer = self.attach()
-        rank_state.save(Path(output_dir, rank_state.NAME), optimizer)
+        rank_state.save(Path(output_dir, rank_state.NAME), self.model_wrapped, optimizer)
         handle = optimizer.register_state_dict_post_hook(lambda _, whole: rank_state.emptied(whole))
         try:
             super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
@@ -71,9 +72,9 @@ class SparseExchange:
         if checkpoint is None:
             return
         optimizer = self.attach()
-        place = Path(checkpoint, rank_state.NAME)
+        place, model = Path(checkpoint, rank_state.NAME), self.model_wrapped
         handle = optimizer.register_load_state_dict_pre_hook(
-            lambda _, shared: rank_state.restored(place, optimizer, shared, self._residuals),
+            lambda _, shared: rank_state.restored(place, model, optimizer, shared, self._residuals),
             prepend=True,
         )
         try:

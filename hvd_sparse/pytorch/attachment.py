@@ -33,6 +33,7 @@ class Attachment:
         self._paused = False
         self._restoring = False
         self._loading: dict[str, Any] | None = None
+        self._loss = state.LossNote()
         self._replaced_zero_grad: Callable[..., None] | None = vars(optimizer).get("zero_grad")
 
         step_hooks.run_first()
@@ -238,6 +239,7 @@ class Attachment:
         held = self.renewal.held if self.way is None else state.save(self.way)
         if held is not None:
             state_dict[state.KEY] = held
+            self._loss.warn()
         if self.exchange is not None:
             state.put_velocities_into(self.exchange, state_dict)
 
@@ -247,6 +249,8 @@ class Attachment:
         if self.exchange is not None:
             self.refuse_if_busy("load_state_dict()")
         self._loading = state_dict.get(state.KEY)
+        if self.exchange is not None and self._loading is None:
+            self._loss.warn()
         if not self.renewal.pending:
             state.check(self.way, self._loading)
         elif not self._restoring:

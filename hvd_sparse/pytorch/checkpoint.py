@@ -101,7 +101,7 @@ def load(
             sparse = own["sparse"]
             state.check(way, sparse, advice="")
             random = own["random"]
-            if "local" in own:
+            if "local" in own and way is not None and way.interval is not None:
                 weights, whole = own["local"]["model"], own["local"]["optimizer"]
     elif policy == "spread":
         sparse = _spread(job, found, way, host)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from hvd_sparse.errors import CheckpointMismatchError
+from hvd_sparse.log import logger
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange
 from hvd_sparse.pytorch.step_way import StepWay
 from hvd_sparse.state.saved_exchange import (
@@ -44,6 +46,33 @@ class _Progress(NamedTuple):
     states: dict[str, NDArray[Any]]
     pending: bool
     begins: bool
+
+
+class LossNote:
+    """Warns once that torch.distributed.checkpoint leaves out an optimizer's residuals.
+
+    Its state_dict module keeps "state" and "param_groups" of an optimizer's state, by parameter and
+    as one state of all ranks, and drops the rest without a word.
+    """
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def warn(self) -> None:
+        """Logs the warning if that module is among the callers."""
+        frame = None if self._told else sys._getframe(1)
+        while frame is not None:
+            if frame.f_globals.get("__name__") == "torch.distributed.checkpoint.state_dict":
+                self._told = True
+                logger.warning(
+                    "get_optimizer_state_dict() and set_optimizer_state_dict() of "
+                    "torch.distributed.checkpoint leave out what hvd_sparse keeps of an optimizer: "
+                    "residuals, velocities, thresholds and plan are not in such a state dict, and "
+                    "loading one empties the residuals. save_checkpoint() keeps them, as do the "
+                    "optimizer's own state_dict() and load_state_dict() on every rank"
+                )
+                return
+            frame = frame.f_back
 
 
 def without_residuals(state_dict: dict[str, Any]) -> dict[str, Any]:

@@ -56,7 +56,8 @@ def save_checkpoint(
             values are saved.
 
     Raises:
-        InvalidArgumentError: JSON does not support a type; gradients of backward_passes_per_step
+        InvalidArgumentError: On every rank, if one gives no folder or model. JSON does not support
+            a type; gradients of backward_passes_per_step
             have been added up but not exchanged yet, or local steps taken since the ranks
             met; or the optimizer has local layers, whose
             weights differ between ranks.
@@ -111,7 +112,8 @@ def load_checkpoint(
         The `extra` of `save_checkpoint`; None if there is no checkpoint on any rank.
 
     Raises:
-        InvalidArgumentError: `residuals` is none of the three.
+        InvalidArgumentError: On every rank, if `residuals` is none of the three on one, or differs
+            between ranks.
         CheckpointMismatchError: On every rank, if the folder exists but holds no complete
             checkpoint, the checkpoint does not fit, the ranks have none in common, or there is no
             exchange yet. Nothing has changed, except that LAGS may measure its times anew.

@@ -32,7 +32,8 @@ def save_checkpoint(
             and the one that loads have passed to `torch.serialization.add_safe_globals`.
 
     Raises:
-        InvalidArgumentError: On every rank, if `extra` holds another type on one.
+        InvalidArgumentError: On every rank, if one gives no folder, model or optimizer, or another
+            type in `extra`.
         GradientInFlightError: Gradients have arrived but are not exchanged yet.
         ExchangeFailedError: The exchange has ended; the ranks may not have taken the same steps.
         OSError: On every rank, if one cannot write, or another job is saving to the same folder.
@@ -65,7 +66,8 @@ def load_checkpoint(
         no checkpoint on any rank.
 
     Raises:
-        InvalidArgumentError: `residuals` is none of the three.
+        InvalidArgumentError: On every rank, if `residuals` is none of the three on one, or differs
+            between ranks, or one gives no folder, model or optimizer.
         CheckpointMismatchError: On every rank, if the folder exists but holds no complete
             checkpoint, the checkpoint does not fit, or the ranks have none in common. Nothing has
             changed, except that LAGS may measure its times anew.

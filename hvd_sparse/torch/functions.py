@@ -34,7 +34,8 @@ def sparse_allreduce(
         tensor: On the CPU, or on a GPU if this build has CUDA; float64, float32, float16 or
             bfloat16, of any shape; not changed, unless it is `out`.
         residual: The values that this rank has not sent yet: float32, contiguous, on the device of
-            `tensor` and with as many elements. Zeros at first; updated in place.
+            `tensor` and with as many elements. Zeros at first; updated in place. It shares
+            no memory with `tensor`.
         out: Tensor to write the result to: contiguous, of the shape, type and device of `tensor`,
             which it may be; undefined after an error. None: a new tensor, whose fresh memory may
             take longer than the exchange.
@@ -54,7 +55,8 @@ def sparse_allreduce(
             is being captured.
         NonFiniteGradientError: On every rank, if `tensor` is not finite on one. The finite entries
             are then in the residual.
-        ExchangeFailedError: Another rank ended the exchange, or died. The next call builds it anew.
+        ExchangeFailedError: Another rank refused an argument, ended the exchange otherwise, or
+            died. The next call builds it anew.
     """
     return allreduce(
         _channels,

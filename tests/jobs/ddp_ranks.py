@@ -1,9 +1,9 @@
 """Trains under torch.distributed; each rank writes its results to a file. Run by test_ddp.py.
 
-  ddp_ranks.py FOLDER NAME STEPS [--die RANK] [--sparse-from-start]
+  ddp_ranks.py FOLDER NAME STEPS [--die RANK] [--in CALL]
 
 It saves a checkpoint every STRIDE steps, goes on from it, and ends after STEPS steps. RANK kills
-itself amid a step, in the first life of the job.
+itself amid a step, or where the others make another CALL, in the first life of the job.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_sparse.ddp import LAGS, attach, load_checkpoint, save_checkpoint
+from hvd_sparse.ddp import LAGS, attach, load_checkpoint, save_checkpoint, sparse_allreduce
 
 STRIDE, DEATH = 4, 10  # steps
 
@@ -62,6 +62,7 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("steps", type=int)
     parser.add_argument("--die", type=int, default=-1)
+    parser.add_argument("--in", dest="call", choices=("save", "allreduce"))
     args = parser.parse_args()
     rank = connect()
     torch.manual_seed(rank)
@@ -80,11 +81,18 @@ def main() -> None:
             generator = torch.Generator().manual_seed(100 * step + rank)
             rows = torch.randn(16, 20, generator=generator)
             hidden = model(rows)
-            if step == DEATH and rank == args.die and first_life:
+            dies = step == DEATH and rank == args.die and first_life
+            if dies and args.call is None:
                 hidden = Killed.apply(hidden)
             optimizer.zero_grad()
             (hidden - rows).square().mean().backward()
             optimizer.step()
+            if dies:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if step == DEATH and args.call == "allreduce":
+                sparse_allreduce(torch.ones(8), torch.zeros(8))
+            if step == DEATH and args.call == "save":
+                save_checkpoint(args.folder / args.name, model, optimizer)
             if (step + 1) % STRIDE == 0:
                 save_checkpoint(args.folder / args.name, model, optimizer, step=step + 1)
     except Exception as error:

@@ -46,14 +46,16 @@ def test_a_restarted_job_ends_like_one_that_was_not_interrupted(ranks, tmp_path)
                 np.testing.assert_allclose(part, theirs[key], rtol=1e-5, atol=1e-6)
 
 
-def test_a_killed_rank_ends_the_step_on_all_others_with_its_number(tmp_path):
-    ranks, port = 4, str(free_port())
+@pytest.mark.parametrize("call", ["step", "save", long("allreduce")])
+def test_a_killed_rank_ends_any_call_on_all_others_with_its_number(tmp_path, call):
+    ranks, port = 4 if call == "step" else 3, str(free_port())
     processes = []
     for rank in range(ranks):  # without torchrun, which would end the others itself
         env = environment(
             RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=port
         )
         command = [sys.executable, PROGRAM, str(tmp_path), "killed", str(STEPS), "--die", "2"]
+        command += [] if call == "step" else ["--in", call]
         processes.append(
             subprocess.Popen(
                 command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -2,13 +2,14 @@
 
   torchrun ... test_ddp_adapters.py EXAMPLE RUNS
 
-is a rank of all jobs below. RUNS is JSON: a list of runs of the example, each with its arguments
-and a port. Imports take most of the time; so a rank imports the example once, and makes each run in
-a fork of itself, which knows nothing of the others.
+is a rank of all jobs below. RUNS is JSON: a list of runs of the example, each with its arguments,
+a port, and the local steps that its ranks take. Imports take most of the time; so a rank imports
+the example once, and makes each run in a fork of itself, which knows nothing of the others.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import multiprocessing
@@ -47,15 +48,19 @@ def packages():
 
 
 def job(packages, ranks, framework, *runs):
-    """Makes runs of an example; returns the job, and the status of every run on every rank."""
-    options = ["--epochs", EPOCHS]
-    told = json.dumps(
-        [{"arguments": list(map(str, options + one)), "port": free_port()} for one in runs]
-    )
+    """Makes runs of an example; returns the job, and the status of every run on every rank.
+
+    Each run is a list of arguments; a number before them is one of local steps.
+    """
+    told = []
+    for one in runs:
+        local = one[0] if isinstance(one[0], int) else 1
+        arguments = ["--epochs", EPOCHS, *one[local > 1 :]]
+        told.append({"arguments": list(map(str, arguments)), "port": free_port(), "local": local})
     torchrun = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", str(ranks)]
     done = run(
-        [*torchrun, __file__, f"ddp_{framework}", told],
-        timeout=120,
+        [*torchrun, __file__, f"ddp_{framework}", json.dumps(told)],
+        timeout=200,
         PYTHONPATH=os.pathsep.join([str(SITE), str(ROOT), str(ROOT / "examples"), packages]),
     )
     statuses = [
@@ -66,10 +71,10 @@ def job(packages, ranks, framework, *runs):
     return done, [set(map(int, found)) for found in statuses]
 
 
-def residuals_in(folder, framework, *, ranks=2):
+def residuals_in(folder, framework, *, ranks=2, epochs=EPOCHS):
     """Returns what each rank has saved of its own after the last epoch."""
     name, pattern = SAVED[framework]
-    place = Path(pattern.format(folder / name(EPOCHS)))
+    place = Path(pattern.format(folder / name(epochs)))
     files = [place / f"rank-{rank}-of-{ranks}.pt" for rank in range(ranks)]
     return [torch.load(file, weights_only=True) for file in files]
 
@@ -108,8 +113,18 @@ def played(packages, tmp_path_factory):
     def play(framework):
         whole, rest = (tmp_path_factory.mktemp(framework) / name for name in ("whole", "rest"))
         resumed = ["--folder", rest, "--resume", whole / SAVED[framework][0](EPOCHS - 1)]
-        done, statuses = job(packages, 2, framework, ["--folder", whole], resumed)
-        assert statuses == [{0}, {0}], done.output
+        local = [4, "--epochs", 2, "--folder"]  # an epoch ends amid an interval
+        local_rest = ["--resume", whole / "local" / SAVED[framework][0](1)]
+        done, statuses = job(
+            packages,
+            2,
+            framework,
+            ["--folder", whole],
+            resumed,
+            [*local, whole / "local"],
+            [*local, rest / "local", *local_rest],
+        )
+        assert statuses == [{0}, {0}, {0}, {0}], done.output
         return done.output, whole, rest
 
     return play
@@ -122,10 +137,13 @@ def test_an_example_trains_sparsely_and_resumes_bit_for_bit(framework, played):
 
     # Both runs: all steps were sparse, sent less, and left equal weights that recognise digits.
     lines = re.findall(r"(\d+) steps, (\d+) of them sparse: .* ([\d.]+) times fewer", output)
-    assert [line[:2] for line in lines] == [(str(EPOCHS * STEPS),) * 2, (str(STEPS),) * 2]
-    assert all(float(line[2]) > 2 for line in lines)
+    assert [line[:2] for line in lines[:2]] == [
+        (str(EPOCHS * STEPS),) * 2,
+        (str(STEPS),) * 2,
+    ]
+    assert all(float(line[2]) > 2 for line in lines[:2])
     found = re.findall(r"test accuracy ([\d.]+) %; weights equal on all ranks: (\w+)", output)
-    assert [one[1] for one in found] == ["True", "True"]
+    assert [one[1] for one in found[:2]] == ["True", "True"]
     assert float(found[0][0]) > 80
     assert found[1] == found[0]
 
@@ -138,10 +156,25 @@ def test_an_example_trains_sparsely_and_resumes_bit_for_bit(framework, played):
     assert optimizer["hvd_sparse"]["residuals"] == {}
     assert shared_in(rest, framework)[0] == weights
     if framework != "accelerate":  # the others delete old checkpoints: those of residuals, too
-        assert sorted(whole.rglob("rank-1-of-2.pt")) == sorted(
+        assert sorted(whole.glob("[ce]*/**/rank-1-of-2.pt")) == sorted(
             Path(SAVED[framework][1].format(whole / SAVED[framework][0](epoch)), "rank-1-of-2.pt")
             for epoch in (EPOCHS - 1, EPOCHS)
         )
+
+
+@pytest.mark.parametrize("framework", [one if one == "lightning" else long(one) for one in SAVED])
+def test_ranks_resume_amid_an_interval_with_weights_and_moments_of_their_own(framework, played):
+    _, whole, rest = played(framework)
+    expected, found = (
+        residuals_in(folder / "local", framework, epochs=2) for folder in (whole, rest)
+    )
+    for one in (*expected, *found):
+        assert one["local"]["amid"]
+        assert one["local"].pop("interval")["taken"] == 2 * STEPS % 4  # beside seconds
+    parts = [one["model and optimizer"] for one in expected]
+    assert not equal(parts[0]["model"], parts[1]["model"])
+    assert not equal(parts[0]["optimizer"], parts[1]["optimizer"])
+    assert equal(found, expected)
 
 
 @pytest.mark.long
@@ -156,7 +189,7 @@ def test_other_ranks_resume_only_without_residuals(packages, played, tmp_path):
     )
     assert statuses == [{1}, {0}], done.output
     message = (
-        'hvd_sparse was saved by 2 ranks and there are 3 now; pass residuals="reset" to go on with '
+        'hvd_sparse was saved by 2 ranks and there are 3 now. Pass residuals="reset" to go on with '
         "the rest of the state"
     )
     assert done.output.count(message) == 3, done.output
@@ -168,7 +201,9 @@ def make_runs(example, runs):
     """Makes all runs of one rank."""
     module = importlib.import_module(example)
 
-    def make(number, arguments, port):
+    def make(number, arguments, port, local):
+        if local > 1:
+            module.LAGS = functools.partial(module.LAGS, local_steps=local, warmup=None)
         if number > 0:  # the store of torchrun's agent knows the first job's ranks
             os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": str(port)}
         sys.argv = [example, *arguments]
@@ -176,7 +211,7 @@ def make_runs(example, runs):
 
     for number, one in enumerate(runs):
         process = multiprocessing.get_context("fork").Process(
-            target=make, args=(number, one["arguments"], one["port"])
+            target=make, args=(number, one["arguments"], one["port"], one["local"])
         )
         process.start()
         process.join()

@@ -133,6 +133,8 @@ def test_a_float64_beyond_float32_raises_on_all_and_is_not_called_nan():
         (np.zeros(4), np.zeros(4), "residual must be float32, got float64"),
         (np.zeros(4), np.zeros(8, np.float32)[::2], "residual must be contiguous"),
         ([0.0], np.zeros(1, np.float32), "array must be a NumPy array"),
+        (MEMORY[:4], MEMORY[:4], "residual must not share memory with array"),
+        (MEMORY[:4], MEMORY[2:6], "residual must not share memory with array"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(array, residual, match):

@@ -196,3 +196,22 @@ def test_a_plain_optimizer_has_no_exchange():
     for look in (stats, summary, tuning):
         with pytest.raises(InvalidArgumentError, match="has no sparse compression"):
             look(optimizer)
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_a_state_dict_without_residuals_is_told_once(framework, caplog):
+    from torch.distributed.checkpoint import state_dict as distributed  # slow to import
+
+    ddp = DistributedDataParallel(torch.nn.Linear(30, 40))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    attach(ddp, optimizer, TopK(min_numel=1))
+    ddp(torch.ones(2, 30) * framework.rank).sum().backward()
+    optimizer.step()
+    optimizer.state_dict()
+    assert not caplog.records
+    saved = distributed.get_optimizer_state_dict(ddp, optimizer)
+    distributed.set_optimizer_state_dict(ddp, optimizer, saved)
+    assert [one.getMessage() for one in caplog.records if "save_checkpoint" in one.getMessage()]
+    assert len(caplog.records) == 1
+    residuals = optimizer.state_dict()["hvd_sparse"]["residuals"]
+    assert not any(one.any() for one in residuals.values())

@@ -133,6 +133,10 @@ def test_any_real_number_in_the_limits_is_a_density(density):
         ({"bucket_numel": True}, "bucket_numel must be an integer, got True"),
         ({"layer_wise": 1}, "layer_wise must be True or False, got 1"),
         ({"rescale_residual": "yes"}, "rescale_residual must be True, False or None, got 'yes'"),
+        (
+            {"rescale_residual": np.ones(2)},
+            "rescale_residual must be True, False or None, got array",
+        ),
         ({"warmup": 5}, "warmup must be a Warmup or None, got 5"),
         ({"sparsity": 2}, r"sparsity must be a number in \[1, 2\), got 2"),
         ({"sparsity": 0.5}, r"sparsity must be a number in \[1, 2\), got 0.5"),
