@@ -27,6 +27,9 @@ from hvd_sparse.ranks.world import World
 # grace period of a rank that left), and seconds between two looks.
 _CAUSE_SECONDS, _LOOK_SECONDS = 3.0, 0.005
 
+# The reason why ranks end an exchange that another one of the same parameters replaces.
+SUPERSEDED = "a newer optimizer exchanges these parameters"
+
 
 def failures() -> list[ExchangeFailedError]:
     """Returns the errors that ended those exchanges of this process that are not closed yet."""
@@ -77,13 +80,14 @@ def explaining(world: World, failure: type[Exception]) -> World:
 def newly_failed() -> Callable[[], None]:
     """Returns a check that raises the error of an exchange that ends after this call.
 
-    The rank that has ended it, or has died, does not come to what the others wait for.
+    The rank that has ended it, or has died, does not come to what the others wait for; one that has
+    replaced it was there already.
     """
     known = {str(error) for error in failures()}
 
     def check() -> None:
         for error in failures():
-            if str(error) not in known:
+            if str(error) not in known and SUPERSEDED not in str(error):
                 raise error
 
     return check

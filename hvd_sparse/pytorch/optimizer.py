@@ -13,6 +13,7 @@ import torch
 
 from hvd_sparse.compression_checks import FORWARD
 from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.exchange.core_handle import SUPERSEDED
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.exchange.messages import Messages
 from hvd_sparse.local_steps import check_averages, check_rate
@@ -37,7 +38,6 @@ from hvd_sparse.tuning.measurer import Measurer
 _live: weakref.WeakSet[StepWay] = weakref.WeakSet()
 _renewals: weakref.WeakSet[Renewal] = weakref.WeakSet()
 _serial = 0
-_NEWER = "a newer optimizer exchanges these parameters"
 
 
 def live_ways() -> list[StepWay]:
@@ -198,7 +198,7 @@ def connect(
         attachment, former.renewal = former, renewal
     for other in _renewals:
         if other.shares_parameters_with(renewal):
-            other.retire(_NEWER)
+            other.retire(SUPERSEDED)
     _renewals.add(renewal)
     return attachment
 
@@ -251,7 +251,7 @@ def _build(
     for other in live_ways():
         other.settle(quietly=True)  # of an optimizer, perhaps, to which nothing else refers
         if other.exchange.shares_parameters_with(named):
-            other.detach(_NEWER)
+            other.detach(SUPERSEDED)
             _live.discard(other)
     prefix = f"hvd_sparse.{_serial}"
     between = Exchange.between_ranks(world, name=f"optimizer {_serial}")

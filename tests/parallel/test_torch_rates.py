@@ -41,6 +41,8 @@ def largest_change(model, optimizer, *, first_rate, clipped=False):
     optimizer.step()
     if clipped:
         optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step()
     for rate in first_rate:
         before = residuals(optimizer)
         optimizer.param_groups[0]["lr"] = rate

@@ -51,7 +51,7 @@ def come_back(thing, kind):
         ("OSError: full", list[float] | str),
         (False, bool),
         (_Claim("spread"), _Claim),
-        (_Claim("reset", HOLDING, {"w": 0.1}, False), _Claim),
+        (_Claim("reset", HOLDING, {"w": 0.1}, "other layers"), _Claim),
         (_Claim("reset", HOLDING, 0.25), _Claim),
         ((True, None, False), tuple[bool | None, ...]),
         (Reduction(averages=False, gradient_predivide_factor=0.5), Reduction),
@@ -70,7 +70,7 @@ def test_a_record_comes_back_as_it_was(thing, kind):
 
 def test_how_far_a_rank_is_comes_back_as_it_was():
     states = {"w": np.array([0.1, np.inf, -0.0, np.nan], np.float32), "v": np.zeros(4, np.float32)}
-    told = _Progress(1, 2, '{"kind": 3}', states, True)
+    told = _Progress(1, 2, '{"kind": 3}', states, True, False)
     back = come_back(told, _Progress)
     assert back._replace(states={}) == told._replace(states={})
     assert {n: (a.dtype, a.tobytes()) for n, a in back.states.items()} == {
@@ -164,7 +164,7 @@ AWAITED = [
     (_Report(None, "", 0), _Report),
     ([1.0], list[float] | str),
     (_Claim("own"), _Claim),
-    (_Progress(0, 0, None, {}, True), _Progress),
+    (_Progress(0, 0, None, {}, True, False), _Progress),
     (record_of(LAGS()), CompressionRecord),
 ]
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from hvd_sparse.__main__ import app
+from hvd_sparse.cli import app
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.timeline.merge import merge, read
 

@@ -73,14 +73,18 @@ def way_of(param: torch.Tensor) -> SimpleNamespace:
     optimizer = torch.optim.SGD([param], lr=0.5)
     loaded = []
 
-    def load(residuals, states, *, step):
-        loaded.append((residuals, states, step))
+    def load(residuals, states, velocities, *, step):
+        loaded.append((residuals, states, velocities, step))
 
     exchange = SimpleNamespace(
         conditions={},
         optimizer=optimizer,  # the rates do not keep it alive
         world=SimpleNamespace(rank=0, size=1, allgather_object=lambda thing, kind: [thing]),
         layers=(),
+        parameters={},
+        steps=0,
+        state=SimpleNamespace(velocities=lambda: iter(())),
+        momentum=SimpleNamespace(begin=lambda parameters, step: {}, give_back=list),
         driven=SimpleNamespace(load=load, loaded=loaded),
         rates=LearningRates(optimizer, LAGS()),
         stats=None,
@@ -93,6 +97,7 @@ def way_of(param: torch.Tensor) -> SimpleNamespace:
     return SimpleNamespace(
         exchange=exchange,
         close=lambda: None,
+        load_local_state=lambda saved: None,
         adopt_local_state=adopt_local_state,
         adopted=adopted,
     )
@@ -119,7 +124,7 @@ def test_residuals_that_were_shared_out_follow_the_rate_from_where_it_was():
     successor.begin({}, steps=7, rates={"w": 1.0})
     successor.adopt({"local": {"amid": False}}, 1)
     assert way.adopted == [({"amid": False}, 1)]
-    assert way.exchange.driven.loaded == [({}, {}, 7)]
+    assert way.exchange.driven.loaded == [({}, {}, {}, 7)]
     assert way.exchange.rates.decays([Slot("w", param, 1)]) == [2.0]
 
 
