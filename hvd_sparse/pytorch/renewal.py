@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -82,7 +83,8 @@ class Renewal(renewal.Renewal[StepWay]):
         was_pending, ending = self.pending, self.way
         super().give_up()
         if ending is not None:
-            state.give_back_momentum(ending.exchange)
+            with suppress(HvdSparseError):  # the optimizer is gone
+                state.give_back_momentum(ending.exchange)
         if not was_pending:
             self._wait_for_a_gradient()
 
