@@ -34,7 +34,7 @@ class SparseDDPStrategy(DDPStrategy):  # type: ignore[misc]
         residuals: The policy for residuals of a checkpoint that fit() resumes from. "own": every
             rank continues with its own, as if nothing had happened; the number of ranks must be
             that of the checkpoint. "reset": residuals are dropped, for any number of ranks.
-        **options: Those of DDPStrategy. find_unused_parameters=True is refused.
+        **options: Those of DDPStrategy.
 
     Raises:
         InvalidArgumentError: `residuals` is neither; or, from fit(), see `attach`.

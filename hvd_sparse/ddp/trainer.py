@@ -2,7 +2,6 @@
 
 class SparseTrainer(SparseExchange, Trainer): ...
 
-args = TrainingArguments(..., ddp_find_unused_parameters=False)
 SparseTrainer(model, args, compression=LAGS, ...).train()
 """
 
@@ -23,8 +22,7 @@ class SparseExchange:
 
     A checkpoint of the Trainer gets a folder `hvd_sparse` with the residuals of every rank and,
     with local steps, its weights and moments. `trainer.optimizer.optimizer` is the optimizer that
-    `stats`, `summary` and `watch` take, once train() has made it. Its TrainingArguments need
-    ddp_find_unused_parameters=False.
+    `stats`, `summary` and `watch` take, once train() has made it.
 
     Args:
         *args: Those of the Trainer.
