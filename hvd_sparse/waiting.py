@@ -28,7 +28,7 @@ def wait_until(
             returns it when it is needed.
 
     Raises:
-        ExchangeTimeoutError: The condition did not hold within HVD_SPARSE_TIMEOUT seconds.
+        ExchangeTimeoutError: The condition did not hold within HVD_SPARSE_TIMEOUT_SECONDS seconds.
     """
     if done():
         return

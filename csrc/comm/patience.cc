@@ -43,12 +43,13 @@ microseconds SleepAfter(double waited_seconds, double seconds_without_progress) 
 WaitLimits WaitLimits::FromEnvironment() {
   WaitLimits limits;
   limits.warn_seconds = SecondsFrom("HVD_SPARSE_STALL_SECONDS", limits.warn_seconds);
-  limits.fail_seconds = SecondsFrom("HVD_SPARSE_TIMEOUT", limits.fail_seconds);
+  limits.fail_seconds = SecondsFrom("HVD_SPARSE_TIMEOUT_SECONDS", limits.fail_seconds);
   return limits;
 }
 
 std::string WaitLimits::TimeoutMessage(const std::string& what) const {
-  return Concat("gave up waiting for ", what, " after ", fail_seconds, " s (HVD_SPARSE_TIMEOUT)");
+  return Concat("gave up waiting for ", what, " after ", fail_seconds,
+                " s (HVD_SPARSE_TIMEOUT_SECONDS)");
 }
 
 Patience::Patience(const WaitLimits& limits, int rank, const std::string& what,

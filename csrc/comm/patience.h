@@ -20,7 +20,8 @@ struct WaitLimits {
   double warn_seconds = 60;    ///< then warn, and go on waiting; 0: never
   double fail_seconds = 1800;  ///< then give up; 0: never
 
-  /// Returns limits from HVD_SPARSE_STALL_SECONDS and HVD_SPARSE_TIMEOUT, or the defaults if unset.
+  /// Returns limits from HVD_SPARSE_STALL_SECONDS and HVD_SPARSE_TIMEOUT_SECONDS, or the defaults
+  /// if unset.
   static WaitLimits FromEnvironment();
 
   /// Returns the text, for the errors of all waits, that `what` was waited for until the deadline.

@@ -10,8 +10,8 @@
 ///
 /// The host sums the gradients of ops that are sent dense. Committing the step then also requires
 /// that these sums have arrived and are finite. Once all ops are there, the deadline of all waits
-/// (HVD_SPARSE_TIMEOUT) holds for the sums: when it passes, the exchange ends on all ranks, with a
-/// warning, since an op that waits for a sum elsewhere may not get the error.
+/// (HVD_SPARSE_TIMEOUT_SECONDS) holds for the sums: when it passes, the exchange ends on all ranks,
+/// with a warning, since an op that waits for a sum elsewhere may not get the error.
 
 #ifndef HVD_SPARSE_EXCHANGE_STEP_DRIVER_H_
 #define HVD_SPARSE_EXCHANGE_STEP_DRIVER_H_

@@ -195,7 +195,7 @@ class GroupHost:
 
         Raises:
             ExchangeFailedError: A rank was lost, or ended an exchange, while this one waited.
-            ExchangeTimeoutError: A rank has not come within HVD_SPARSE_TIMEOUT seconds.
+            ExchangeTimeoutError: A rank has not come within HVD_SPARSE_TIMEOUT_SECONDS seconds.
         """
         with _Roll(self._group, f"{self._call}/{name}") as roll:
 

@@ -77,7 +77,7 @@ class Messages:
 
         Raises:
             ExchangeFailedError: The exchange ended before the operation.
-            ExchangeTimeoutError: The operation takes longer than HVD_SPARSE_TIMEOUT.
+            ExchangeTimeoutError: The operation takes longer than HVD_SPARSE_TIMEOUT_SECONDS.
         """
         operation = f"{self._host.name}'s operation '{pending.name}'"
         wait_until(pending.done, self._exchange.check, operation)

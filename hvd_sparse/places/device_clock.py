@@ -54,7 +54,7 @@ class DeviceClock:
 
         Raises:
             ExchangeFailedError: The exchange has ended meanwhile, or the device did not pass both
-                within HVD_SPARSE_TIMEOUT seconds.
+                within HVD_SPARSE_TIMEOUT_SECONDS seconds.
         """
         for event in (begin, end):
             wait_until(event.query, self._check, "the device to pass a mark")

@@ -50,8 +50,9 @@ std::ostream& operator<<(std::ostream& out, const Transport& transport) {
 }
 
 const Transport kLoopback{"Loopback", OverLoopback, "rank 0 has waited 0.05 s for rank 1 in "};
-const Transport kTcp{"Tcp", OverTcp,
-                     "rank 0 gave up waiting for rank 1 after 0.05 s (HVD_SPARSE_TIMEOUT) in "};
+const Transport kTcp{
+    "Tcp", OverTcp,
+    "rank 0 gave up waiting for rank 1 after 0.05 s (HVD_SPARSE_TIMEOUT_SECONDS) in "};
 
 class CommunicatorSizes : public testing::TestWithParam<std::tuple<Transport, int>> {};
 

@@ -10,7 +10,7 @@ namespace hvd_sparse {
 namespace {
 
 TEST(HostSums, AWaitForOneStepIsNoneForTheNext) {
-  ::setenv("HVD_SPARSE_TIMEOUT", "20", 1);
+  ::setenv("HVD_SPARSE_TIMEOUT_SECONDS", "20", 1);
   bool looked = false;
   HostSums* own = nullptr;
   // Called on the waiting thread, which therefore has not woken in between.
@@ -19,7 +19,7 @@ TEST(HostSums, AWaitForOneStepIsNoneForTheNext) {
     if (!looked) own->Begin(1, false, false);
     looked = true;
   });
-  ::unsetenv("HVD_SPARSE_TIMEOUT");
+  ::unsetenv("HVD_SPARSE_TIMEOUT_SECONDS");
   own = &sums;
   sums.Begin(1, false, false);
   EXPECT_NO_THROW(sums.Await());

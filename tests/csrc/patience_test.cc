@@ -29,8 +29,9 @@ TEST(Patience, FewLooksThatAreFarApartMeetTheLimitsAsManyDo) {
     ADD_FAILURE() << "nothing was thrown";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
-    EXPECT_STREQ(error.what(),
-                 "rank 0 gave up waiting for rank 1 after 0.2 s (HVD_SPARSE_TIMEOUT) in bucket 3");
+    EXPECT_STREQ(
+        error.what(),
+        "rank 0 gave up waiting for rank 1 after 0.2 s (HVD_SPARSE_TIMEOUT_SECONDS) in bucket 3");
   }
   EXPECT_LE(looks, 10);
   EXPECT_EQ(testing::internal::GetCapturedStderr(),

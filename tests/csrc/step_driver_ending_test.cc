@@ -72,8 +72,8 @@ TEST(StepDriver, WhoeverIsToldThatAStepEndedAmidItsSumsHasAllThatWasTakenAgain) 
 
 /// Sets a short timeout for drivers made while it lives.
 struct ShortPatience {
-  ShortPatience() { ::setenv("HVD_SPARSE_TIMEOUT", "0.05", 1); }
-  ~ShortPatience() { ::unsetenv("HVD_SPARSE_TIMEOUT"); }
+  ShortPatience() { ::setenv("HVD_SPARSE_TIMEOUT_SECONDS", "0.05", 1); }
+  ~ShortPatience() { ::unsetenv("HVD_SPARSE_TIMEOUT_SECONDS"); }
 };
 
 TEST(StepDriver, SumsThatNeverComeAreGivenUpOnAllRanks) {

@@ -124,8 +124,9 @@ TEST(TcpProcesses, AStoppedPeerIsNamedThenGivenUp) {
               "hvd_sparse: warning: rank 0 has waited 0.1 s for rank 1 in bucket 3; it goes on "
               "waiting\n");
     EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
-    EXPECT_STREQ(error.what(),
-                 "rank 0 gave up waiting for rank 1 after 1.5 s (HVD_SPARSE_TIMEOUT) in bucket 3");
+    EXPECT_STREQ(
+        error.what(),
+        "rank 0 gave up waiting for rank 1 after 1.5 s (HVD_SPARSE_TIMEOUT_SECONDS) in bucket 3");
   }
 }
 

@@ -93,7 +93,7 @@ FAULTS = (
     Fault(
         "skip and stay", "between steps", "a rank skips a step, then takes no other",
         {r"ExchangeTimeoutError: .*gave up waiting for rank \d after 2 s": 2},
-        env={"HVD_SPARSE_TIMEOUT": "2"},
+        env={"HVD_SPARSE_TIMEOUT_SECONDS": "2"},
     ),
     Fault(
         "leave", "backward", "a rank ends a step early, while the others compute",
@@ -103,9 +103,9 @@ FAULTS = (
     Fault("model", "construction", "a rank has another model", {"InvalidArgumentError: ": 3}),
     Fault("density", "construction", "a rank has other options", {"InvalidArgumentError: ": 3}),
     Fault(
-        "slow", "between steps", "a rank computes for longer than HVD_SPARSE_TIMEOUT",
+        "slow", "between steps", "a rank computes for longer than HVD_SPARSE_TIMEOUT_SECONDS",
         {r"ExchangeTimeoutError: .*gave up waiting for rank \d after 2 s": 2},
-        env={"HVD_SPARSE_TIMEOUT": "2"},
+        env={"HVD_SPARSE_TIMEOUT_SECONDS": "2"},
     ),
     Fault(
         "late", "after the last step", "a rank stays 4 s longer than the others, to save say",

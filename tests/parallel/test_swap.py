@@ -57,10 +57,11 @@ def test_ranks_that_swap_different_lengths_are_told_and_the_exchange_ends_on_all
 
 @pytest.mark.usefixtures("several_ranks")
 def test_a_rank_that_does_not_come_is_given_up_and_named(world, monkeypatch):
-    monkeypatch.setenv("HVD_SPARSE_TIMEOUT", "0.5")
+    monkeypatch.setenv("HVD_SPARSE_TIMEOUT_SECONDS", "0.5")
     monkeypatch.setattr(lifecycle, "note_peer_lost", lambda: None)  # the peer is alive
     exchange = Exchange.between_ranks(world, name="patience")
-    told = r"rank 0 gave up waiting for rank 1 after 0\.5 s \(HVD_SPARSE_TIMEOUT\) in a swap of 10"
+    limit = r"0\.5 s \(HVD_SPARSE_TIMEOUT_SECONDS\)"
+    told = f"rank 0 gave up waiting for rank 1 after {limit} in a swap of 10"
     if world.rank == 0:
         with pytest.raises(ExchangeTimeoutError, match=told):
             exchange.swap(1, 10, 1)

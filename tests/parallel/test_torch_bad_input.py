@@ -208,7 +208,7 @@ def test_a_problem_of_one_rank_is_told_to_all():
     [
         "HVD_SPARSE_NUM_THREADS",
         "HVD_SPARSE_STALL_SECONDS",
-        "HVD_SPARSE_TIMEOUT",
+        "HVD_SPARSE_TIMEOUT_SECONDS",
         "HVD_SPARSE_ABORT_SECONDS",
     ],
 )

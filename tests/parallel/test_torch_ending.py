@@ -155,7 +155,7 @@ def test_a_rank_that_leaves_out_a_dense_step_is_not_waited_for_for_ever(monkeypa
     model = Toy()
     optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
     exchange = attachment_of(optimizer).exchange
-    monkeypatch.setenv("HVD_SPARSE_TIMEOUT", "1")
+    monkeypatch.setenv("HVD_SPARSE_TIMEOUT_SECONDS", "1")
 
     def step_or_hear_of_it():
         if hvd.rank() < hvd.size() - 1:

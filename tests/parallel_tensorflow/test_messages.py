@@ -26,7 +26,7 @@ def test_a_message_that_a_rank_does_not_send_is_given_up_by_name(monkeypatch):
     numbers = [float(hvd.rank())]
     if hvd.rank() > 0:
         sent = messages.gather(numbers)
-        monkeypatch.setenv("HVD_SPARSE_TIMEOUT", "0.1")
+        monkeypatch.setenv("HVD_SPARSE_TIMEOUT_SECONDS", "0.1")
         match = f"gave up waiting for Horovod's operation '{prefix}.measured' after 0.1 s"
         with pytest.raises(ExchangeTimeoutError, match=match):
             sent()

@@ -19,14 +19,14 @@ def nothing_has_ended():
 
 
 def test_what_never_comes_is_given_up_by_name(monkeypatch):
-    monkeypatch.setenv("HVD_SPARSE_TIMEOUT", "0.05")
-    match = r"^gave up waiting for a bus after 0.05 s \(HVD_SPARSE_TIMEOUT\)$"
+    monkeypatch.setenv("HVD_SPARSE_TIMEOUT_SECONDS", "0.05")
+    match = r"^gave up waiting for a bus after 0.05 s \(HVD_SPARSE_TIMEOUT_SECONDS\)$"
     with pytest.raises(ExchangeTimeoutError, match=match):
         wait_until(never, nothing_has_ended, "a bus")
 
 
 def test_what_has_ended_the_exchange_is_told_before_the_deadline(monkeypatch):
-    monkeypatch.setenv("HVD_SPARSE_TIMEOUT", "1e-9")
+    monkeypatch.setenv("HVD_SPARSE_TIMEOUT_SECONDS", "1e-9")
 
     def check():
         raise PeerLostError("rank 1 is gone")
@@ -37,7 +37,7 @@ def test_what_has_ended_the_exchange_is_told_before_the_deadline(monkeypatch):
 
 @pytest.mark.parametrize("limit", ["0", "60"])
 def test_what_comes_in_time_is_waited_for(monkeypatch, limit):
-    monkeypatch.setenv("HVD_SPARSE_TIMEOUT", limit)
+    monkeypatch.setenv("HVD_SPARSE_TIMEOUT_SECONDS", limit)
     looks = itertools.count()
     wait_until(lambda: next(looks) == 5, nothing_has_ended, "a bus")
     assert next(looks) == 6

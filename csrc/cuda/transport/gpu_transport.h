@@ -42,7 +42,7 @@ class GpuTransport : public DeviceTransport {
   void SetOperation(std::string what) { operation_ = std::move(what); }
 
   /// Waits on the CPU until a stream has done all its work. Throws the error that ended the
-  /// exchange, or Timeout after HVD_SPARSE_TIMEOUT; `what` names the operation that waits.
+  /// exchange, or Timeout after HVD_SPARSE_TIMEOUT_SECONDS; `what` names the operation that waits.
   void Await(cudaStream_t stream, const std::string& what);
 
   /// A wait in several parts: its limits count from its construction. Any thread may use it.

@@ -210,7 +210,7 @@ inline void ExpectALostRankToEndTheWait(const Conditions& conditions = {}) {
 
 /// Expects that a limit of 0.3 s ends the wait; the test must unset the limit.
 inline void ExpectTheLimitToEndTheWait(const std::string& said, const Conditions& conditions = {}) {
-  ::setenv("HVD_SPARSE_TIMEOUT", "0.3", 1);
+  ::setenv("HVD_SPARSE_TIMEOUT_SECONDS", "0.3", 1);
   OnOwnRanks(
       1, End::kAllOrUntouched,
       [&said](int, OwnRank& own) {

@@ -49,7 +49,7 @@ class MpiWait : public testing::Test {
     emulation::streams_capture = false;
     world_of_ranks = nullptr;
     ::unsetenv("HVD_SPARSE_CUDA_AWARE_MPI");
-    ::unsetenv("HVD_SPARSE_TIMEOUT");
+    ::unsetenv("HVD_SPARSE_TIMEOUT_SECONDS");
   }
 
   static Conditions InAWorldThatTheDeviceSees() {
@@ -82,7 +82,8 @@ TEST_F(MpiWait, EndsWithALostRankAndNothingIsLost) {
 
 TEST_F(MpiWait, EndsAtTheLimitOfTimeAndNothingIsLost) {
   ExpectTheLimitToEndTheWait(
-      "'s own device after 0.3 s (HVD_SPARSE_TIMEOUT) in bucket '0', gtopk, over MPI, between "
+      "'s own device after 0.3 s (HVD_SPARSE_TIMEOUT_SECONDS) in bucket '0', gtopk, over MPI, "
+      "between "
       "ranks",
       InAWorldThatTheDeviceSees());
 }

@@ -186,7 +186,7 @@ TEST_P(NcclSwaps, ALostRankIsNamedToAllThatWaitForItOrForThoseThatDo) {
 }
 
 TEST_P(NcclSwaps, APeerThatNeverComesIsGivenUpAtTheLimit) {
-  ::setenv("HVD_SPARSE_TIMEOUT", "0.3", 1);
+  ::setenv("HVD_SPARSE_TIMEOUT_SECONDS", "0.3", 1);
   TcpRanks ranks(2);
   const Networks networks = Connected(&ranks, 2);
   const Error error = Thrown([&] { networks[0]->TimedSwaps(1, 64, 3); });

@@ -42,8 +42,8 @@ class WithFakeNccl : public testing::Test {
     OF_FAKE_NCCL(fake_nccl_break_group)(nccl::kSuccess, 0);
     OF_FAKE_NCCL(fake_nccl_run_behind)(0);
     EXPECT_EQ(OF_FAKE_NCCL(fake_nccl_communicators)(), 0);
-    for (const char* variable :
-         {"HVD_SPARSE_NCCL", nccl::kSharing, "HVD_SPARSE_CUDA_AWARE_MPI", "HVD_SPARSE_TIMEOUT"}) {
+    for (const char* variable : {"HVD_SPARSE_NCCL", nccl::kSharing, "HVD_SPARSE_CUDA_AWARE_MPI",
+                                 "HVD_SPARSE_TIMEOUT_SECONDS"}) {
       ::unsetenv(variable);
     }
   }
