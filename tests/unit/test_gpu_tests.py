@@ -61,7 +61,7 @@ def test_without_a_gpu_only_the_build_runs_and_the_rest_is_said_to_be_skipped(
 
 def test_with_a_gpu_the_parts_that_were_asked_for_run(run, tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_tests.shutil, "which", lambda name: name)
-    monkeypatch.setattr(gpu_tests, "host_sums_on_gpus", lambda: True)
+    monkeypatch.setattr(gpu_tests, "horovod_sums_on_gpus", lambda: True)
     summary = run_parts(["sanitizers", "tests"], GPU, tmp_path)
     tools = ["memcheck", "racecheck", "synccheck", "initcheck"]
     folders = ("devices", "unit", "parallel", "horovod", "ddp")
