@@ -91,7 +91,7 @@ class ExchangeState:
         rows = [sparsifier_states.get(name, np.zeros(4, np.float32)) for name in self._units]
         self.states.assign(np.reshape(rows, self.states.shape))
         if self.velocity is not None:
-            self.velocity.assign(_joined(velocities, [*self._layers, *self._dense]))
+            self.begin_velocities(velocities)
         self.rate.last.assign(rate)
 
     def begin_velocities(self, velocities: Mapping[str, NDArray[Any]]) -> None:
