@@ -82,7 +82,7 @@ class BucketSteps(PlainSteps):
         Args:
             present: True if this rank has.
         """
-        rows = self.exchange.driven.messages.gather([present], what="present")()
+        rows = self.exchange.core.gather([present], what="counting the ranks that have data")
         factor = len(rows) / sum(row[0] for row in rows)
         for slot in self.exchange.slots if self.exchange.averages else ():
             slot.gradient().mul_(factor)

@@ -89,7 +89,6 @@ class DrivenSteps:
         state: State that this rank keeps from step to step.
         dense: Reduces what is sent dense.
         loss_scale: Loss scale of the gradients.
-        messages: Messages between the ranks.
         remembers: True if a step remembers the state before it, for `undo`.
     """
 
@@ -114,7 +113,7 @@ class DrivenSteps:
         self._exchange = exchange
         self._rates = rates
         self._momentum = momentum
-        self.messages = messages
+        self._messages = messages
         self.device = device
         self.loss_scale = LossScale(settings.compression.loss_scale)
         self._local = LocalGradient(settings, size=world.size, loss_scale=self.loss_scale)
@@ -170,7 +169,7 @@ class DrivenSteps:
             reduction=self._settings.reduction,
             size=self._size,
             device=str(self.device),
-            broadcast_order=self.messages.broadcast_order,
+            broadcast_order=self._messages.broadcast_order,
         )
         self._steps = Steps(
             self._exchange,
