@@ -250,7 +250,8 @@ class DrivenSteps:
         self._stream.begin()
         self._used.clear()
         momentum, dampening = self._momentum.of_step()
-        self._was_pending, self._former_rates = self.pending, self._rates.state()
+        if self.remembers:
+            self._was_pending, self._former_rates = self.pending, self._rates.state()
         self._check_finite = self.state.begin(
             self._steps,
             loss_scale=self.loss_scale.value,
@@ -275,8 +276,9 @@ class DrivenSteps:
         Args:
             names: The parameters whose part of the step is undone.
         """
-        if self._check_finite:  # otherwise nothing was taken
-            self.state.undo(names)
+        if not self._check_finite:  # nothing was taken
+            return
+        self.state.undo(names)
         self._rates.load(
             {
                 name: self._former_rates.get(name, rate) if name in names else rate
