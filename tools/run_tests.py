@@ -47,8 +47,8 @@ FAULTS = ("tests/jobs/test_faults.py", "tests/jobs/test_op_memory.py")
 DDP_JOBS = tuple(f"tests/jobs/test_ddp{part}.py" for part in ("", "_adapters", "_hooks"))
 # Parts of the tests, as options of tests/shares.py. The frameworks share the cases of their laws;
 # what one rank can test as well as several is dealt out to both.
-PART = "--every=4"
-TORCH_PART, DDP_PART, TENSORFLOW_PART = (f"{PART} --laws={one}/3" for one in (1, 2, 3))
+PART, FRAMEWORKS_PART = "--every=4", "--every=6"
+TORCH_PART, DDP_PART, TENSORFLOW_PART = (f"{FRAMEWORKS_PART} --laws={one}/3" for one in (1, 2, 3))
 ALONE, TOGETHER = " --share=1/2", " --share=2/2"
 # C++ tests that compute for seconds, and repeat what others show: of the same kernels with fewer
 # lengths or other types, of the same steps with other options.

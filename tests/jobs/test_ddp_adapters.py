@@ -24,7 +24,8 @@ import pytest
 import torch
 
 from tests.jobs.launch import BIN, ROOT, SITE, environment, free_port, run
-from tests.marks import long
+
+pytestmark = pytest.mark.long  # three frameworks are installed
 
 STEPS = 23  # of an epoch, on two ranks
 EPOCHS = 4
@@ -131,7 +132,7 @@ def played(packages, tmp_path_factory):
 
 
 # The Trainer saves through Accelerate, too.
-@pytest.mark.parametrize("framework", [one if one == "lightning" else long(one) for one in SAVED])
+@pytest.mark.parametrize("framework", SAVED)
 def test_an_example_trains_sparsely_and_resumes_bit_for_bit(framework, played):
     output, whole, rest = played(framework)
 
@@ -162,7 +163,7 @@ def test_an_example_trains_sparsely_and_resumes_bit_for_bit(framework, played):
         )
 
 
-@pytest.mark.parametrize("framework", [one if one == "lightning" else long(one) for one in SAVED])
+@pytest.mark.parametrize("framework", SAVED)
 def test_ranks_resume_amid_an_interval_with_weights_and_moments_of_their_own(framework, played):
     _, whole, rest = played(framework)
     expected, found = (
@@ -177,7 +178,6 @@ def test_ranks_resume_amid_an_interval_with_weights_and_moments_of_their_own(fra
     assert equal(found, expected)
 
 
-@pytest.mark.long
 def test_other_ranks_resume_only_without_residuals(packages, played, tmp_path):
     saved = played("accelerate")[1] / SAVED["accelerate"][0](EPOCHS - 1)
     done, statuses = job(

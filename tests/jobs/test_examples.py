@@ -94,6 +94,7 @@ def test_the_char_lm_takes_a_text_of_the_user_and_clips(tmp_path):
     assert "perplexity per character" in job.output
 
 
+@pytest.mark.long  # make longtest runs make demo
 def test_the_demo_prints_a_table_and_draws_a_picture(tmp_path):
     picture = tmp_path / "demo.png"
     job = run(

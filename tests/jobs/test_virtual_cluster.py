@@ -21,7 +21,7 @@ from virtual_cluster import VirtualCluster
 
 from tests.jobs.launch import ROOT
 
-pytestmark = pytest.mark.timed
+pytestmark = [pytest.mark.timed, pytest.mark.long]  # a tool of benchmarks
 REASON = virtual_cluster.why_not()
 builds = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 FOLDERS = (cluster_network.NETNS, cluster_network.SHARED_MEMORY, Path(tempfile.gettempdir()))
