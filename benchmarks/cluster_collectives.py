@@ -38,11 +38,11 @@ from reporting import Result, Row, Timing, write
 from virtual_cluster import VirtualCluster
 
 from hvd_sparse import _core
+from hvd_sparse.compression.sparsifiers import as_sparsifier
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.ranks.transport import TRANSPORTS
 from hvd_sparse.ranks.world import World
-from hvd_sparse.sparsifiers import as_sparsifier
 from hvd_sparse.timeline.exchange_timeline import ExchangeTimeline
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

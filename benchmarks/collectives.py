@@ -29,12 +29,12 @@ import typer
 from reporting import Row, Timing, report
 
 from hvd_sparse import _core
+from hvd_sparse.compression.sparsifiers import as_sparsifier
 from hvd_sparse.exchange.bucket_stats import BucketStats
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.ranks.transport import TRANSPORTS
 from hvd_sparse.ranks.world import World
-from hvd_sparse.sparsifiers import as_sparsifier
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

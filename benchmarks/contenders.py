@@ -19,9 +19,9 @@ import torch
 from published import Method
 
 from hvd_sparse import _core, _core_testing
+from hvd_sparse.compression.sparsifiers import OneSign, RandomK, Sparsifier
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.planning import plan
-from hvd_sparse.sparsifiers import OneSign, RandomK, Sparsifier
 
 Call = Callable[[], object]
 Taken = tuple[torch.Tensor, torch.Tensor]  # indices (int64, ascending), values

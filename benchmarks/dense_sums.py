@@ -39,11 +39,11 @@ from cluster_network import Shape
 from reporting import Result, Row, Timing, write
 from virtual_cluster import VirtualCluster
 
-from hvd_sparse.collectives import SHARD_SUM
+from hvd_sparse.compression.collectives import SHARD_SUM
+from hvd_sparse.compression.sparsifiers import as_sparsifier
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.ranks.world import World
-from hvd_sparse.sparsifiers import as_sparsifier
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -16,7 +16,7 @@ import horovod.torch as hvd
 import torch
 from torch import nn
 
-from hvd_sparse.compression import Compression
+from hvd_sparse.compression import Compression, Layers
 from hvd_sparse.exchange import launch_order
 from hvd_sparse.torch import Dense, TopK, stats
 
@@ -70,13 +70,16 @@ class Layer(nn.Module):
 class Variant:
     """A model, its optimizer, and the seconds of its steps."""
 
-    def __init__(self, shape: Shape, compression: Compression) -> None:
+    def __init__(
+        self, shape: Shape, compression: Compression, *, waits_in_forward: bool = False
+    ) -> None:
         seeds = range(100 * hvd.rank(), 100 * hvd.rank() + shape.depth)
         self.model = nn.Sequential(*(Layer(shape, seed) for seed in seeds))
         self._optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9),
             named_parameters=self.model.named_parameters(),
             compression=compression,
+            wait_in_forward=waits_in_forward,
         )
         self.seconds: list[float] = []
         self.waits: list[float] = []
@@ -102,8 +105,8 @@ def measure(shape: Shape, density: float, turns: int) -> tuple[dict[str, dict[st
     # A sparse entry takes twice the bytes of a dense one, so both models send as many.
     dense = replace(shape, numel=max(1, round(2 * density * shape.numel / WIDTH)) * WIDTH)
     cases: dict[str, tuple[Shape, Compression]] = {
-        "sparse": (shape, TopK(density=density, bucket_numel=shape.numel)),
-        "dense": (dense, Dense(bucket_numel=dense.numel)),
+        "sparse": (shape, TopK(density=density, layers=Layers(bucket_numel=shape.numel))),
+        "dense": (dense, Dense(layers=Layers(bucket_numel=dense.numel))),
     }
     found, equal = {}, True
     in_turn, stock = "", launch_order.urgent_first
@@ -116,11 +119,10 @@ def measure(shape: Shape, density: float, turns: int) -> tuple[dict[str, dict[st
     launch_order.urgent_first = plan
     try:
         for name, (model, compression) in cases.items():
-            forward = replace(compression, overlap="forward")
             variants = {
                 "usual": Variant(model, compression),
-                AS_THEY_COME: Variant(model, forward),
-                "forward": Variant(model, forward),
+                AS_THEY_COME: Variant(model, compression, waits_in_forward=True),
+                "forward": Variant(model, compression, waits_in_forward=True),
             }
             for _ in range(1 + turns):  # orders are planned in the first
                 for title, variant in variants.items():

@@ -100,7 +100,7 @@ def tensorflow_ways(compression: Any, numel: int) -> Ways:
 
 def core_way(world: Any, compression: Any, numel: int) -> Way:
     """Returns a variant through the core alone."""
-    from hvd_sparse.buckets import Bucket, Layer
+    from hvd_sparse.compression.buckets import Bucket, Layer
     from hvd_sparse.exchange.exchange import Exchange
     from hvd_sparse.exchange.planned_bucket import add_planned_bucket
     from hvd_sparse.places.buffer import Buffer

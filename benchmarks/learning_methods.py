@@ -17,6 +17,8 @@ from learning_tasks import Batch, Task
 from modes import compression_of
 from torch import nn
 
+from hvd_sparse.compression import Warmup
+
 WARMUP = (0.25, 0.0625, 0.015625)  # densities of the first steps
 
 
@@ -193,9 +195,9 @@ class Sparse(Through):
 
         compression = compression_of(mode)
         if warmup:
-            schedule = hvd_sparse.Warmup(steps=warmup, densities=WARMUP)
+            schedule = Warmup(steps=warmup, densities=WARMUP)
             compression = replace(compression, warmup=schedule)
-        super().__init__(setup, compression, has_momentum=not compression.own_momentum)
+        super().__init__(setup, compression, has_momentum=not compression.feedback.own_momentum)
         self._package = hvd_sparse
         self._is_local = compression.is_local
 

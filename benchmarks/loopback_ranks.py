@@ -8,9 +8,9 @@ import numpy as np
 import oracle
 
 from hvd_sparse import _core
+from hvd_sparse.compression.sparsifiers import as_sparsifier
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
-from hvd_sparse.sparsifiers import as_sparsifier
 
 
 def gradient_of(rank: int, numel: int) -> np.ndarray:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from modes import compression_of
 from paper_models import Model
 
-from hvd_sparse.collectives import SHARD_SUM
+from hvd_sparse.compression.collectives import SHARD_SUM
 from hvd_sparse.planning.plan import entries_to_send
 
 GIB = 2**30

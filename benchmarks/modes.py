@@ -10,10 +10,14 @@ import typer
 
 from hvd_sparse import compression
 from hvd_sparse.compression import Compression
-from hvd_sparse.local_steps import AdaComm, Outer
-from hvd_sparse.schedules import Warmup
+from hvd_sparse.compression.parts import Part
 
-PARTS = {"AdaComm": AdaComm, "Outer": Outer, "Warmup": Warmup}
+PARTS: dict[str, type[Part]] = {
+    one.__name__: one for one in Part.__subclasses__() if one is not Compression
+}
+
+# The end of a mode whose steps do not wait: the next forward pass does.
+WAITING = " waiting in forward"
 
 
 def call_of(text: str) -> tuple[str, dict[str, Any]]:
@@ -24,7 +28,7 @@ def call_of(text: str) -> tuple[str, dict[str, Any]]:
     """
     wrong = ValueError(f"this is no name with literal options: {text!r}")
     try:
-        tree = ast.parse(text, mode="eval").body
+        tree = ast.parse(text.removesuffix(WAITING), mode="eval").body
         if isinstance(tree, ast.Name):
             tree = ast.Call(tree, [], [])
         if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name) or tree.args:

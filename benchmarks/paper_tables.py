@@ -44,7 +44,7 @@ from table_plots import plot_methods, plot_rates
 from table_rows import Measurement, envelope_row, prediction_rows, ratios_row, seconds_row
 from table_runs import Effort, Job, measure
 
-from hvd_sparse.collectives import COLLECTIVES
+from hvd_sparse.compression.collectives import COLLECTIVES
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -59,7 +59,7 @@ def jobs_of_papers(rows: Sequence[PaperRow], hosts: Sequence[int], gtopk: bool) 
     jobs = []
     for row in rows:
         modes = {
-            "SLGS": f"TopK(density={row.density}, layer_wise=False)",
+            "SLGS": f"TopK(density={row.density}, layers=Layers(layer_wise=False))",
             "LAGS": f"LAGS(density={row.density}, warmup=None)",
         }
         if gtopk:

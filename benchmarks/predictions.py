@@ -13,9 +13,9 @@ from typing import Any
 
 from modes import compression_of
 
-from hvd_sparse.buckets import Layer
-from hvd_sparse.collectives import SHARD_SUM
 from hvd_sparse.compression import Compression
+from hvd_sparse.compression.buckets import Layer
+from hvd_sparse.compression.collectives import SHARD_SUM
 from hvd_sparse.planning import costs
 from hvd_sparse.planning.pipeline import Stage, simulate, simulate_dense
 from hvd_sparse.planning.plan import entries_to_send, fixed_choices
@@ -36,7 +36,8 @@ def predicted_step(profile: Profile, compression: Compression) -> float:
     layers = [Layer(layer.name, layer.numel) for layer in profile.layers]
     for choice in fixed_choices(layers, compression):
         entries = sum(numel[name] for name in choice.layers)
-        units = [numel[name] for name in choice.layers] if compression.layer_wise else [entries]
+        layer_wise = compression.layers.layer_wise
+        units = [numel[name] for name in choice.layers] if layer_wise else [entries]
         exchange = costs.cost(
             choice.collective,
             k=sum(entries_to_send(unit, compression.density) for unit in units),

@@ -29,9 +29,9 @@ import typer
 from reporting import Result, Row, write
 
 from hvd_sparse import _core
+from hvd_sparse.compression.sparsifiers import as_sparsifier
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
-from hvd_sparse.sparsifiers import as_sparsifier
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

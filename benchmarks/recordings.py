@@ -66,7 +66,7 @@ def _record(
     model: nn.Module, loader: DataLoader, loss: Callable, steps: int, **sgd: float
 ) -> Recording:
     optimizer = torch.optim.SGD(model.parameters(), **sgd)
-    least = LAGS().min_numel
+    least = LAGS().layers.min_numel
     sparse = {
         name: parameter
         for name, parameter in model.named_parameters()

@@ -13,11 +13,10 @@ import torch
 from ddp_methods import join_ddp, wrapped
 from gloo_world import prepare
 from machine import Usage
-from modes import call_of, compression_of
+from modes import WAITING, call_of, compression_of
 from replayed import Parameter, ReplayedModule, Training
 from tuned import Settling, settle
 
-from hvd_sparse.compression_checks import FORWARD
 from hvd_sparse.pytorch.attachment import attachment_of
 from hvd_sparse.pytorch.optimizer import stats
 
@@ -286,7 +285,7 @@ class ByHorovod(Variant):
             import hvd_sparse.torch  # noqa: F401  teaches Horovod sparse compressions
 
             compression = compression_of(mode)
-            self.leaves_flying = compression.overlap == FORWARD
+            self.leaves_flying = mode.endswith(WAITING)
         if self.leaves_flying:  # the optimizer updates its parameters in parts
             training.give_values_memory()
             values = [value for _, value in training.named_parameters()]
@@ -296,6 +295,7 @@ class ByHorovod(Variant):
             named_parameters=training.named_parameters(),
             compression=compression,
             op=hvd.Sum,
+            **({"wait_in_forward": True} if self.leaves_flying else {}),
         )
 
     @property

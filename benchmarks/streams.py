@@ -4,9 +4,9 @@
 
 The example models are trained for some steps, dense, and their gradients recorded. Each method then
 follows the stream of each layer with a residual of its own (error feedback; all selected entries
-are delivered, as to a lone rank). Methods come from hvd_sparse.sparsifiers, and as baselines from
-published.py. hard_threshold needs a constant, which a user would have tuned: it is the median
-threshold of exact top-k in the layer, over the last 100 steps of a dry run.
+are delivered, as to a lone rank). Methods come from hvd_sparse.compression.sparsifiers, and as
+baselines from published.py. hard_threshold needs a constant, which a user would have tuned: it is
+the median threshold of exact top-k in the layer, over the last 100 steps of a dry run.
 
 count/k         number of selected entries over the number asked for, k = ceil(density * entries)
 energy          ||selected||^2 / ||TopK(u)||^2, where u is the method's own residual after error
@@ -40,7 +40,7 @@ from published import FEW, MANY, PUBLISHED
 from recordings import RECORDERS, Recording
 from reporting import Result, Row, write
 
-from hvd_sparse.sparsifiers import SPARSIFIERS, HardThreshold, Sparsifier, as_sparsifier
+from hvd_sparse.compression.sparsifiers import SPARSIFIERS, HardThreshold, Sparsifier, as_sparsifier
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

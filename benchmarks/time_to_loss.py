@@ -40,7 +40,7 @@ def gtopk_by_layers(density: float) -> str:
     """Layers sent by gtopk at one density, with Adam's own momentum and without a warm-up."""
     return (
         f"LAGS(density={density}, adaptive=False, collective='gtopk', warmup=None, "
-        "momentum_correction=0)"
+        "feedback=Feedback(momentum='keep'))"
     )
 
 
@@ -60,9 +60,9 @@ TODAY = {
     "LAGS": "LAGS",
     "LAGS, not adaptive": "LAGS(adaptive=False)",
     "LAGS .001, no warm-up, own momentum": (
-        "LAGS(density=0.001, warmup=None, momentum_correction=0)"
+        "LAGS(density=0.001, warmup=None, feedback=Feedback(momentum='keep'))"
     ),
-    "LAGS, not adaptive, bfloat16": "LAGS(adaptive=False, values='bfloat16')",
+    "LAGS, not adaptive, bfloat16": "LAGS(adaptive=False, wire='bfloat16')",
     "own dense sum, bfloat16": "WarmedUp(mode=\"Dense(values='bfloat16')\", warmup=0)",
     "own dense sum, int8": "WarmedUp(mode=\"Dense(values='int8')\", warmup=0)",
     "own dense sum, int4": "WarmedUp(mode=\"Dense(values='int4')\", warmup=0)",
@@ -76,16 +76,19 @@ TODAY = {
         for steps in LOCAL_STEPS
     },
     "local 8, LAGS .01": local("LAGS(adaptive=False, local_steps=8)"),
-    "local 8, dense, overlap": local("Dense(local_steps=8, overlap=True)"),
-    "local 8, dense, moments averaged": local("Dense(local_steps=8, moments='averaged')"),
+    "local 8, dense, overlap": local("Dense(local_steps=LocalSteps(every=8, overlap=True))"),
+    "local 8, dense, moments averaged": local(
+        "Dense(local_steps=LocalSteps(every=8, moments='averaged'))"
+    ),
     "local 8, LAGS .1, moments averaged": local(
-        "LAGS(adaptive=False, density=0.1, warmup=None, local_steps=8, moments='averaged')"
+        "LAGS(adaptive=False, density=0.1, warmup=None, "
+        "local_steps=LocalSteps(every=8, moments='averaged'))"
     ),
     "local 16, dense, Nesterov": local(
-        "Dense(local_steps=16, outer=Outer(lr=0.7, momentum=0.9, nesterov=True))"
+        "Dense(local_steps=LocalSteps(every=16, outer=Outer(lr=0.7, momentum=0.9, nesterov=True)))"
     ),
-    "AdaComm 16, dense": local("Dense(local_steps=AdaComm(first=16, every=5.0))"),
-    "AdaComm 16, dense, minutes": local("Dense(local_steps=AdaComm(first=16, every=60.0))"),
+    "AdaComm 16, dense": local("Dense(local_steps=AdaComm(first=16, seconds=5.0))"),
+    "AdaComm 16, dense, minutes": local("Dense(local_steps=AdaComm(first=16, seconds=60.0))"),
     "DDP, local 8, LAGS .1": (
         'Hooked(mode="LAGS(adaptive=False, density=0.1, warmup=None, local_steps=8)")'
     ),
@@ -104,17 +107,17 @@ TODAY = {
     "TopK .01, gtopk, warm-up 50": (
         "WarmedUp(mode=\"TopK(density=0.01, collective='gtopk')\", warmup=50)"
     ),
-    "dense steps of TopK": "TopK(min_numel=1000000000)",
+    "dense steps of TopK": "TopK(layers=Layers(min_numel=1000000000))",
     "TopK .01, warm-up 50, own momentum": (
-        'WarmedUp(mode="TopK(density=0.01, momentum_correction=0)", warmup=50)'
+        'WarmedUp(mode="TopK(density=0.01, feedback=Feedback(momentum=0))", warmup=50)'
     ),
     "TopK .01, warm-up 50, momentum correction": (
-        'WarmedUp(mode="TopK(density=0.01, momentum_correction=0.9)", warmup=50)'
+        'WarmedUp(mode="TopK(density=0.01, feedback=Feedback(momentum=0.9))", warmup=50)'
     ),
     "gtopk by layers .01, own momentum": gtopk_by_layers(0.01),
     "gtopk by layers .1, own momentum": gtopk_by_layers(0.1),
-    "GTopK .01, own momentum": "GTopK(density=0.01, momentum_correction=0)",
-    "GaussianK .01, own momentum": "GaussianK(density=0.01, momentum_correction=0)",
+    "GTopK .01, own momentum": "GTopK(density=0.01, feedback=Feedback(momentum='keep'))",
+    "GaussianK .01, own momentum": "GaussianK(density=0.01, feedback=Feedback(momentum='keep'))",
     "DDP": "DDP",
     "DDP, LAGS": 'Hooked(mode="LAGS")',
     "DDP, fp16": 'DDP(hook="fp16")',

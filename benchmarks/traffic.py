@@ -31,13 +31,13 @@ from recordings import RECORDERS
 from reporting import Result, Row, write
 
 from hvd_sparse import _core
-from hvd_sparse.collectives import SHARD_SUM
-from hvd_sparse.compression import SBC, Compression, Dense, ThreeLC, TopK
+from hvd_sparse.compression import SBC, Compression, Dense, ThreeLC, TopK, Wire
+from hvd_sparse.compression.collectives import SHARD_SUM
+from hvd_sparse.compression.sparsifiers import as_sparsifier
 from hvd_sparse.exchange.bucket_stats import BucketStats
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.planning.plan import entries_to_send
-from hvd_sparse.sparsifiers import as_sparsifier
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -47,10 +47,10 @@ ROUNDING = 1e-5  # of the largest sum: float32 adds P gradients and P residuals
 COMPRESSIONS: dict[str, Compression] = {
     **{values: Dense(values=values) for values in ("float32", "bfloat16", "int8", "int4")},
     **{
-        f"ternary, sparsity {sparsity:g}": ThreeLC(sparsity=sparsity)
+        f"ternary, sparsity {sparsity:g}": ThreeLC(scale=sparsity)
         for sparsity in (1.0, 1.5, 1.75, 1.9)
     },
-    "TopK .01, packed": TopK(density=0.01, indices="packed"),
+    "TopK .01, packed": TopK(density=0.01, wire=Wire(indices="packed")),
     "SBC .01": SBC(density=0.01),
     "SBC .001": SBC(density=0.001),
 }

@@ -43,7 +43,7 @@ from contenders import (
 from published import PUBLISHED, exact_top_k
 from reporting import Row, Timing
 
-from hvd_sparse.sparsifiers import SPARSIFIERS, HardThreshold, as_sparsifier
+from hvd_sparse.compression.sparsifiers import SPARSIFIERS, HardThreshold, as_sparsifier
 
 ADD, ADD_AND_ZERO = "residual.add_(gradient)", "residual.add_(gradient); gradient.zero_()"
 SETTLING = 64  # steps in which thresholds settle: two refreshes of `gaussian`

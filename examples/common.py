@@ -22,12 +22,12 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from hvd_sparse.compression import Feedback, Warmup
 from hvd_sparse.torch import (
     LAGS,
     GaussianK,
     GTopK,
     TopK,
-    Warmup,
     load_checkpoint,
     save_checkpoint,
     stats,
@@ -79,8 +79,10 @@ def compression(args: argparse.Namespace, *, steps_per_epoch: int) -> Any:
         **collective,
         warmup=warmup,
         adaptive=args.adaptive and args.compression == "lags",
-        momentum_correction=args.momentum if args.momentum_correction else 0.0,
-        weight_decay=args.weight_decay,
+        feedback=Feedback(
+            momentum=args.momentum if args.momentum_correction else "keep",
+            weight_decay=args.weight_decay,
+        ),
     )
 
 

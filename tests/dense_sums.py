@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hvd_sparse.compression import Compression, Dense, ThreeLC
+from hvd_sparse.compression import Compression, Dense, Feedback, Layers, ThreeLC
 
 # All tensors take part, and those of tests/frameworks.py form two buckets.
-_ALL = {"min_numel": 0, "bucket_numel": 1700, "momentum_correction": 0}
+_ALL = {"layers": Layers(min_numel=0, bucket_numel=1700), "feedback": Feedback(momentum="keep")}
 
 DENSE_SUMS: dict[str, Compression] = {
     values: Dense(values=values, **_ALL)
@@ -14,4 +14,4 @@ DENSE_SUMS: dict[str, Compression] = {
 DENSE_SUMS["ternary"] = ThreeLC(**_ALL)
 
 # Its scale is no integer, so sums over several steps are rounded.
-SPARSER_TERNARY = ThreeLC(sparsity=1.75, **_ALL)
+SPARSER_TERNARY = ThreeLC(scale=1.75, **_ALL)

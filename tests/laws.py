@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from hvd_sparse import _core
+from hvd_sparse.compression.sparsifiers import SPARSIFIERS, HardThreshold, Sparsifier, as_sparsifier
 from hvd_sparse.errors import NonFiniteGradientError
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import BYTES, Buffer
-from hvd_sparse.sparsifiers import SPARSIFIERS, HardThreshold, Sparsifier, as_sparsifier
 from tests.device_array import CPU, DeviceArray
 
 T = TypeVar("T")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -97,13 +96,6 @@ class TorchModel(frameworks.Model):
 
     def _device(self) -> torch.device:
         return next(self._module.parameters()).device
-
-    @property
-    def _scaling(self) -> Compression | None:
-        """The compression, with the scaler."""
-        if self._scaler is None or self.compression is None:
-            return self.compression
-        return replace(self.compression, loss_scale=self._scaler)
 
     def _results(self) -> Arrays:
         """Returns the gradients that there are."""

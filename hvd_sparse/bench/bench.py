@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from hvd_sparse import _core
 from hvd_sparse.bench.results import Results, Row, Settings, Timing
-from hvd_sparse.collectives import SHARD_SUM, find_collective
+from hvd_sparse.compression.collectives import SHARD_SUM, find_collective
+from hvd_sparse.compression.sparsifiers import as_sparsifier
 from hvd_sparse.errors import HvdSparseError
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.planning import costs
 from hvd_sparse.planning.cluster import Cluster
 from hvd_sparse.ranks.world import World
-from hvd_sparse.sparsifiers import as_sparsifier
 
 UNTIMED = 2  # untimed turns: connections open, memory is touched
 

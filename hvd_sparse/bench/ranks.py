@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_sparse.bench.bench import SPARSIFIER
+from hvd_sparse.compression.sparsifiers import as_sparsifier
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.place import OnCpu
 from hvd_sparse.planning.cluster import Cluster
 from hvd_sparse.ranks.host import Host
-from hvd_sparse.sparsifiers import as_sparsifier
 from hvd_sparse.tuning.measure import measure_machine, measure_network, slowest_machine
 
 Array: TypeAlias = NDArray[np.float32]

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvd_sparse.collectives import COLLECTIVES, SHARD_SUM
 from hvd_sparse.compression import LAGS
+from hvd_sparse.compression.collectives import COLLECTIVES, SHARD_SUM
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.planning.cluster import Cluster
 

@@ -20,8 +20,8 @@ from hvd_sparse.cli import bench_ranks, files
 from hvd_sparse.cli.bench_ranks import Library
 from hvd_sparse.cli.console import wide_console
 from hvd_sparse.cli.numbers import integer, number
-from hvd_sparse.collectives import SHARD_SUM
 from hvd_sparse.compression import LAGS
+from hvd_sparse.compression.collectives import SHARD_SUM
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.planning.planner import rules_of
 from hvd_sparse.quantities import shown_rate, shown_seconds

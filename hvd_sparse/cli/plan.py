@@ -18,7 +18,7 @@ from hvd_sparse.cli.console import wide_console
 from hvd_sparse.cli.files import check_picture
 from hvd_sparse.cli.numbers import integer, number
 from hvd_sparse.cli.plot import plot_plan
-from hvd_sparse.compression import LAGS
+from hvd_sparse.compression import LAGS, Adaptive
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.places.place import OnCpu, OnDevice
 from hvd_sparse.planning import in_16_bits, planner
@@ -82,7 +82,7 @@ def plan(
             measured = Cluster.load(cluster_file).with_model_of(measured)
         here = measured.scaled(network=network_of(measured.network, bandwidth, latency, ranks))
         place = OnDevice if here.machine.on_device else OnCpu
-        allowed = planner.rules_of(LAGS(density=density, plan=rule.value), place)
+        allowed = planner.rules_of(LAGS(density=density, adaptive=Adaptive(rule=rule.value)), place)
         rules = replace(allowed, adaptive=not fixed)
         if collective:
             rules = replace(rules, collectives=tuple(collective))

@@ -26,6 +26,7 @@ def attach(
     *,
     op: dist.ReduceOp.RedOpType = dist.ReduceOp.AVG,
     gradient_predivide_factor: float = 1.0,
+    grad_scaler: Any = None,
 ) -> None:
     """Exchanges the gradients of a DistributedDataParallel module sparsely. Collective.
 
@@ -45,6 +46,10 @@ def attach(
         op: ReduceOp.AVG or ReduceOp.SUM of torch.distributed.
         gradient_predivide_factor: For averages: gradients are divided by it before the sum, and the
             sum by the rest of the number of ranks. A number above 1 keeps sums of float16 small.
+        grad_scaler: The torch.amp.GradScaler that scales the loss, or any object with its
+            get_scale(). Residuals then hold unscaled gradients, and in a step in which a gradient
+            is not finite on one rank, all gradients are infinite on all ranks, so that all of them
+            skip the step and lower the scale.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits, on this rank or another, or the
@@ -66,6 +71,7 @@ def attach(
             host=host,
             op=op,
             gradient_predivide_factor=gradient_predivide_factor,
+            grad_scaler=grad_scaler,
         )
         named = list(_parameters_of(ddp))
         _check_optimizer(optimizer, named)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hvd_sparse import _core, log
-from hvd_sparse.collectives import SHARD_SUM
+from hvd_sparse.compression.collectives import SHARD_SUM
+from hvd_sparse.compression.sparsifiers import Sparsifier
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError, NonFiniteGradientError
 from hvd_sparse.exchange.bucket_stats import BucketStats
 from hvd_sparse.exchange.core_handle import note_loss
@@ -14,7 +15,6 @@ from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.ranks import connection
 from hvd_sparse.ranks.transport import LOOPBACK
 from hvd_sparse.ranks.world import World
-from hvd_sparse.sparsifiers import Sparsifier
 from hvd_sparse.threads import kernel_threads
 from hvd_sparse.timeline import timeline
 from hvd_sparse.timeline.exchange_timeline import ExchangeTimeline

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvd_sparse.compression import Compression
-from hvd_sparse.compression_checks import AUTO
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.exchange.reduction import Reduction
 
@@ -43,10 +42,10 @@ class LocalShare:
     def of(cls, compression: Compression, reduction: Reduction, *, size: int) -> LocalShare:
         """Returns the share of one of `size` ranks."""
         share = math.prod(reduction.scales(size))
-        clip_norm = compression.clip_norm
+        clip_norm = compression.feedback.clip_norm
         return cls(
             limit=None if clip_norm is None else clip_norm / (share * math.sqrt(size)),
-            decay=compression.weight_decay / (share * size),
+            decay=compression.feedback.weight_decay / (share * size),
         )
 
 
@@ -62,18 +61,18 @@ def check_not_twice(
         optimizer_name: The optimizer's name for the message: "Adam".
         settings: The optimizer's settings, by its own names; the first of its betas counts, which
             is the momentum.
-        options: The option of a compression that does the same, by the name of a setting.
+        options: The option of `Feedback` that does the same, by the name of a setting.
         compression: The compression that the user asked for.
 
     Raises:
         InvalidArgumentError: A setting and its option are both set.
     """
     for theirs, option in options.items():
-        setting, value = settings.get(theirs) or 0, getattr(compression, option)
-        if not value or value == AUTO:
+        setting, value = settings.get(theirs) or 0, getattr(compression.feedback, option)
+        if not value or isinstance(value, str):
             continue
         if setting[0] if isinstance(setting, tuple | list) else setting:
             raise InvalidArgumentError(
-                f"{theirs} of {optimizer_name} is {setting} and {option} of the compression is "
+                f"{theirs} of {optimizer_name} is {setting} and Feedback {option} is "
                 f"{value}, which would act twice: leave out one of them"
             )

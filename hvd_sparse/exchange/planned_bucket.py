@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from hvd_sparse.buckets import Bucket, Layer
 from hvd_sparse.compression import Compression
+from hvd_sparse.compression.buckets import Bucket, Layer
+from hvd_sparse.compression.sparsifiers import as_sparsifier
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.planning import plan
-from hvd_sparse.sparsifiers import as_sparsifier
 
 
 def add_planned_bucket(
@@ -65,7 +63,7 @@ def add_tensor_bucket(
     Returns:
         The bucket's number in the exchange, and the ks of all of its exchanges.
     """
-    settled = replace(compression, warmup=None)
+    settled = compression.settled()
     layout = Bucket((Layer(label, numel),), layer_wise=False)
     (choice,) = plan.fixed_choices(layout.layers, settled)
     number = add_planned_bucket(exchange, layout, choice, settled, device)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from hvd_sparse import _core
-from hvd_sparse.buckets import Bucket, Layer, check_size
 from hvd_sparse.compression import Compression
+from hvd_sparse.compression.buckets import Bucket, Layer, check_size
 from hvd_sparse.exchange.bucket_stats import BucketStats
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.exchange.launch_order import LaunchOrder
@@ -39,7 +39,7 @@ class OpGradients:
     @classmethod
     def of(cls, layers: Iterable[Layer], compression: Compression) -> OpGradients:
         """Returns the gradients of some layers."""
-        layout = Bucket(tuple(layers), compression.layer_wise)
+        layout = Bucket(tuple(layers), compression.layers.layer_wise)
         return cls(layout.layers, layout.numel, layout.units)
 
     @property
@@ -164,7 +164,7 @@ class StepBuckets:
     def layout(self, number: int) -> Bucket:
         """Returns names and sizes of the layers of one of `choices`."""
         layers = tuple(self._layers[name] for name in self.choices[number].layers)
-        return Bucket(layers, self._compression.layer_wise)
+        return Bucket(layers, self._compression.layers.layer_wise)
 
     def _driven(self, number: int) -> _core.DrivenBucket:
         choice = self.choices[number]

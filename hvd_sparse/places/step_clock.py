@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from hvd_sparse.buckets import Layer
+from hvd_sparse.compression.buckets import Layer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_sparse import _core
-from hvd_sparse.compression_checks import CHOICES
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.places.buffer import BYTES
 from hvd_sparse.planning.network import Link, Network, distances_below
@@ -62,9 +61,9 @@ class Setting:
     def __post_init__(self) -> None:
         if self.wire not in WIRES:
             raise InvalidArgumentError(f"wire must be one of {list(WIRES)}, got {self.wire!r}")
-        if self.values not in CHOICES["values"]:
+        if self.values not in BYTES_OF_VALUES:
             raise InvalidArgumentError(
-                f"values must be one of {list(CHOICES['values'])}, got {self.values!r}"
+                f"values must be one of {list(BYTES_OF_VALUES)}, got {self.values!r}"
             )
         if not 0 <= self.overlap <= 1:
             raise InvalidArgumentError(f"overlap must lie in [0, 1], got {self.overlap}")

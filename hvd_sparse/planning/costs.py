@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hvd_sparse.collectives import SHARD_SUM
+from hvd_sparse.compression.collectives import SHARD_SUM
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.planning.account import WIRES, Account, Array, Setting
 from hvd_sparse.planning.models import MODELS

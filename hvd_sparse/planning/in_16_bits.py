@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hvd_sparse.buckets import Layer
-from hvd_sparse.collectives import SHARD_SUM
 from hvd_sparse.compression import Dense
+from hvd_sparse.compression.buckets import Layer
+from hvd_sparse.compression.collectives import SHARD_SUM
 from hvd_sparse.places.buffer import BYTES
 from hvd_sparse.planning import costs
 from hvd_sparse.planning.pipeline import Stage, simulate, simulate_dense

@@ -13,16 +13,16 @@ from functools import lru_cache
 from typing import ClassVar
 
 from hvd_sparse import _core, records
-from hvd_sparse.buckets import Bucket, Layer, assign_buckets
-from hvd_sparse.collectives import SHARD_SUM
 from hvd_sparse.compression import Compression
-from hvd_sparse.compression_checks import AUTO, CHOICES
+from hvd_sparse.compression.buckets import Bucket, Layer, assign_buckets
+from hvd_sparse.compression.checks import checked_density
+from hvd_sparse.compression.collectives import SHARD_SUM
+from hvd_sparse.compression.parts import AUTO, Warmup
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.planning.account import WIRES
+from hvd_sparse.planning.account import BYTES_OF_VALUES, WIRES
 from hvd_sparse.planning.models import MODELS
 from hvd_sparse.planning.pipeline import Stage
 from hvd_sparse.planning.routes import CALLS, ROUTES
-from hvd_sparse.schedules import Warmup, checked_density
 
 DENSE = "dense"
 
@@ -116,9 +116,9 @@ def sent_layers(layers: Sequence[Layer], compression: Compression) -> tuple[Laye
     So a layer that is needed first waits for one slice in flight, and not for a whole layer. A
     sparse layer stays whole, since it is a unit of selection, and its entries are few.
     """
-    if compression.adaptive or compression.collective != SHARD_SUM:
+    if compression.adaptive or compression.collective_name != SHARD_SUM:
         return tuple(layers)
-    largest = max(compression.bucket_numel, LEAST_SLICE)
+    largest = max(compression.layers.bucket_numel, LEAST_SLICE)
     return tuple(part for layer in layers for part in layer.slices(largest))
 
 
@@ -130,7 +130,7 @@ def fixed_choices(layers: Sequence[Layer], compression: Compression) -> tuple[Bu
         compression: The compression, whose density holds for every layer; "auto" stands for
             allgather and plain indices.
     """
-    collective = "allgather" if compression.collective == AUTO else compression.collective
+    collective = "allgather" if compression.collective == AUTO else compression.collective_name
     return tuple(
         BucketChoice(
             layers=tuple(layer.name for layer in bucket.layers),
@@ -140,7 +140,9 @@ def fixed_choices(layers: Sequence[Layer], compression: Compression) -> tuple[Bu
             values="float32" if compression.values == AUTO else compression.values,
         )
         for bucket in assign_buckets(
-            layers, bucket_numel=compression.bucket_numel, layer_wise=compression.layer_wise
+            layers,
+            bucket_numel=compression.layers.bucket_numel,
+            layer_wise=compression.layers.layer_wise,
         )
     )
 
@@ -175,10 +177,9 @@ class BucketPlan(BucketChoice):
                 f"a bucket must have a collective of {sorted(MODELS)} and a wire of {list(WIRES)}, "
                 f"got {self.collective!r} and {self.wire!r}"
             )
-        if self.values == AUTO or self.values not in CHOICES["values"]:
+        if self.values not in BYTES_OF_VALUES:
             raise InvalidArgumentError(
-                f"values of a bucket must be one of {list(CHOICES['values'][1:])}, "
-                f"got {self.values!r}"
+                f"values of a bucket must be one of {list(BYTES_OF_VALUES)}, got {self.values!r}"
             )
         if self.route not in ROUTES:
             raise InvalidArgumentError(

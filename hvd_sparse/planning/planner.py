@@ -15,9 +15,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hvd_sparse.collectives import COLLECTIVES
 from hvd_sparse.compression import Compression
-from hvd_sparse.compression_checks import AUTO, MAX_BUCKET_NUMEL
+from hvd_sparse.compression.checks import checked_density
+from hvd_sparse.compression.collectives import COLLECTIVES
+from hvd_sparse.compression.parts import AUTO, MAX_BUCKET_NUMEL, Adaptive
+from hvd_sparse.compression.sparsifiers import as_sparsifier
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.places.place import OnCpu, Place
 from hvd_sparse.planning import costs
@@ -33,8 +35,6 @@ from hvd_sparse.planning.merging import Merged, Offer, merge_layers
 from hvd_sparse.planning.pipeline import simulate, simulate_dense
 from hvd_sparse.planning.plan import DENSE, BucketPlan, Plan
 from hvd_sparse.planning.profile import LayerProfile, Profile
-from hvd_sparse.schedules import checked_density
-from hvd_sparse.sparsifiers import as_sparsifier
 
 RULES = ("simulated", "paper")
 # Types of values that a plan may choose if the user leaves the choice to it: those that learn as
@@ -127,11 +127,12 @@ def rules_of(compression: Compression, place: Place | type[Place] = OnCpu) -> Ru
         if facts.delivers_all and name not in place.refuses
     )
     if compression.collective != AUTO:
-        collectives = (compression.collective,)
+        collectives = (compression.collective_name,)
+    adaptive = compression.adaptive
     return Rules(
         density=compression.density,
-        rule=compression.plan,
-        layer_wise=compression.layer_wise,
+        rule=adaptive.rule if isinstance(adaptive, Adaptive) else "simulated",
+        layer_wise=compression.layers.layer_wise,
         collectives=collectives,
         wires=WIRES if compression.indices == AUTO else (compression.indices,),
         collective_options=compression.collective_options,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from hvd_sparse import _core
-from hvd_sparse.buckets import Layer
+from hvd_sparse.compression.buckets import Layer
 from hvd_sparse.errors import NonFiniteGradientError
 from hvd_sparse.exchange.bucket_stats import BucketStats
 from hvd_sparse.exchange.exchange import Exchange
@@ -115,7 +115,7 @@ class DrivenSteps:
         self._momentum = momentum
         self._messages = messages
         self.device = device
-        self.loss_scale = LossScale(settings.compression.loss_scale)
+        self.loss_scale = LossScale(settings.grad_scaler)
         self._local = LocalGradient(settings, size=world.size, loss_scale=self.loss_scale)
         self.dense = DenseReducer(
             prefix,
@@ -178,7 +178,7 @@ class DrivenSteps:
             _core.StepRules(
                 has_velocity=self._momentum.exists,
                 masks_velocity=self._momentum.masks,
-                measure_every=self._settings.compression.quality_every or 0,
+                measure_every=self._settings.compression.feedback.quality_every or 0,
                 device=str(self.device),
             ),
         )
@@ -396,7 +396,7 @@ class DrivenSteps:
 
     def measured(self, step: int) -> Quality | None:
         """Returns the quality of a committed step; None if it is not measured. Collective."""
-        if not self._settings.compression.quality_every:
+        if not self._settings.compression.feedback.quality_every:
             return None
         for bucket, accumulated, left, applied in self._steps.samples():
             layout, choice = self._buckets.layout(bucket), self._buckets.choices[bucket]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from hvd_sparse import _core
-from hvd_sparse.buckets import Layer
+from hvd_sparse.compression.buckets import Layer
 from hvd_sparse.exchange.step_buckets import OpGradients
 from hvd_sparse.exchange.steps import Steps
 from hvd_sparse.pytorch.slots import buffer_of

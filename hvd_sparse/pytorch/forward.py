@@ -21,7 +21,6 @@ import torch
 from torch.optim import optimizer as torch_optimizer
 
 from hvd_sparse import log
-from hvd_sparse.compression_checks import FORWARD
 from hvd_sparse.errors import HvdSparseError, NonFiniteGradientError, UnsupportedError
 from hvd_sparse.places.step_clock import Reading
 from hvd_sparse.pytorch import guards, in_flight
@@ -137,7 +136,8 @@ class ForwardSteps(PlainSteps):
                 UnsupportedError(
                     f"the gradient of '{slot.name}' was computed with a weight whose update was "
                     "still in flight: what used it (TorchScript, an extension in C++, a view made "
-                    "before step()) is not seen by PyTorch's functions. Leave overlap at False"
+                    "before step()) is not seen by PyTorch's functions. Leave "
+                    "wait_in_forward at False"
                 )
             )
         self._has_stepped = False
@@ -352,10 +352,10 @@ def _others_look_at_gradients(optimizer: torch.optim.Optimizer) -> bool:
 def check_forward(
     settings: Settings, optimizer: torch.optim.Optimizer, named: NamedParameters, host: TorchHost
 ) -> None:
-    """Raises UnsupportedError for what overlap='forward' cannot do, before anything is sent."""
-    if settings.compression.overlap != FORWARD:
+    """Raises UnsupportedError for what wait_in_forward cannot do, before anything is sent."""
+    if not settings.waits_in_forward:
         return
-    what = f"overlap={FORWARD!r}"
+    what = "wait_in_forward"
     if in_elastic_job():
         raise UnsupportedError(
             f"{what} cannot be used in an elastic job: ranks that leave would have applied one "
@@ -364,7 +364,7 @@ def check_forward(
     if not host.fuses:
         raise UnsupportedError(
             f"{what} needs Horovod: {host.name} has summed all gradients when loss.backward() "
-            "returns. Leave overlap at False"
+            "returns. leave wait_in_forward at False"
         )
     if type(optimizer) not in _OPTIMIZERS:
         names = ", ".join(one.__name__ for one in _OPTIMIZERS)

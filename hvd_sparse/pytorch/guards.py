@@ -151,7 +151,7 @@ def check_not_an_average(slot: Slot, *, has_momentum: bool) -> None:
         raise GradientInFlightError(
             f"a gradient was added to the average of '{slot.name}', to which momentum was "
             "applied: run all but the last loss.backward() of a step within no_sync(); call "
-            "optimizer.zero_grad() if the step was to be skipped; or set momentum_correction=0"
+            "optimizer.zero_grad() if the step was to be skipped; or set Feedback(momentum='keep')"
         )
 
 

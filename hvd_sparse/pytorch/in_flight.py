@@ -57,7 +57,7 @@ def check_class(name: str, param: torch.Tensor) -> None:
     if type(param) is not torch.nn.Parameter and own not in plain:
         raise UnsupportedError(
             f"parameter '{name}' is of class {type(param).__name__}, which handles functions of "
-            "torch itself, and overlap='forward' has to: leave overlap at False"
+            "torch itself, and wait_in_forward has to: leave wait_in_forward at False"
         )
 
 

@@ -31,9 +31,10 @@ class LearningRates:
 
     def __init__(self, optimizer: torch.optim.Optimizer, compression: Compression) -> None:
         self.groups = ParameterGroups(optimizer)
-        self._wanted = compression.rescale_residual
+        wanted = compression.feedback.rescale
+        self._wanted = wanted if isinstance(wanted, bool) else None
         self._default = compression.rescales_by_default and _is_plain_sgd(optimizer)
-        self._forgetting = compression.residual_decay
+        self._forgetting = compression.feedback.decay
         self._last: dict[str, float] = {}
 
     @property

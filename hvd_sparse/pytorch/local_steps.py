@@ -17,10 +17,11 @@ import torch
 
 from hvd_sparse import log
 from hvd_sparse.compression import Compression
+from hvd_sparse.compression.parts import AVERAGED, Outer
 from hvd_sparse.errors import NonFiniteGradientError
+from hvd_sparse.exchange.interval import Interval, warn_of_density
 from hvd_sparse.exchange.messages import Messages
 from hvd_sparse.exchange.reduction import Reduction
-from hvd_sparse.local_steps import AVERAGED, Interval, Outer, warn_of_density
 from hvd_sparse.pytorch import moments
 from hvd_sparse.pytorch.dense import DenseReducer
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange, Phase
@@ -75,8 +76,8 @@ class LocalSteps(StepWay):
         if exchange.world.rank == 0 and compression.values != "binary":
             warn_of_density(compression.density)
         self.interval = Interval(compression.local_steps, warns=exchange.world.rank == 0)
-        self._outer = _OuterSteps(compression.outer)
-        self._overlaps = bool(compression.overlap)
+        self._outer = _OuterSteps(compression.local_steps.outer)
+        self._overlaps = compression.local_steps.overlap
         self._common: dict[str, torch.Tensor] = {}  # float32 at least
         self._checksum = 0  # of the common weights, if no meeting has made them
         # While a meeting overlaps an interval, the weights at which this began, and what the
@@ -86,7 +87,7 @@ class LocalSteps(StepWay):
         self._refused: NonFiniteGradientError | None = None  # raised at the next meeting
         self._messages = messages
         self._host, self._prefix = host, prefix
-        self._averages_moments = compression.moments == AVERAGED
+        self._averages_moments = compression.local_steps.moments == AVERAGED
 
     def synchronize(self) -> None:
         """Does nothing: a local step takes this rank's own gradients.

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.local_steps import checked_loss
+from hvd_sparse.exchange.interval import checked_loss
 from hvd_sparse.pytorch.attachment import require_attachment
 from hvd_sparse.pytorch.local_steps import LocalSteps
 

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import torch
 
 from hvd_sparse.compression import Compression
-from hvd_sparse.compression_checks import AUTO
+from hvd_sparse.compression.parts import MOVE
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.pytorch.owner import weakly
 from hvd_sparse.pytorch.parameter_groups import ParameterGroups
@@ -138,11 +138,11 @@ class Momentum:
         averages: bool,
     ) -> None:
         self._owner = weakly(optimizer)
-        self._given = compression.own_momentum
+        self._given = compression.feedback.own_momentum
         self._velocities_per_own = 1 if averages else size
         self._began_at: int | None = None
         self._hidden: list[tuple[_Group, _Group]] = []
-        wanted = compression.momentum_correction == AUTO and size > 1
+        wanted = compression.feedback.momentum == MOVE and size > 1
         self._form = _form_of(optimizer) if wanted else None
         self.moved = self._form is not None
         self.masks = self._form is None or self._form.masks
@@ -161,7 +161,7 @@ class Momentum:
             raise InvalidArgumentError(
                 f"the parameter groups of {type(self._owner()).__name__} must have one "
                 f"{self._form.setting}, which the exchange applies to all gradients, got "
-                f"{sorted(momenta)}: set momentum_correction=0 to leave it to the optimizer"
+                f"{sorted(momenta)}: set Feedback(momentum='keep') to leave it to the optimizer"
             )
         momentum = momenta.pop() if momenta else 0.0
         return momentum, momentum

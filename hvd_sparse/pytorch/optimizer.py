@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
-from hvd_sparse.compression_checks import FORWARD
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.exchange.core_handle import SUPERSEDED
 from hvd_sparse.exchange.exchange import Exchange
+from hvd_sparse.exchange.interval import check_averages, check_rate
 from hvd_sparse.exchange.messages import Messages
-from hvd_sparse.local_steps import check_averages, check_rate
 from hvd_sparse.pytorch.attachment import Attachment, attachment_of, require_attachment
 from hvd_sparse.pytorch.devices import common_device
 from hvd_sparse.pytorch.forward import ForwardSteps, check_forward
@@ -106,8 +105,14 @@ def distribute(
         named_parameters: Horovod's named_parameters, usually `model.named_parameters()`.
         compression: A sparse compression, as a class or an instance.
         host: The host of the ranks; other ranks exchange nothing.
-        **options: backward_passes_per_step, sparse_as_dense, and the host's options of a
-            reduction: Horovod's op (Average or Sum) and gradient_predivide_factor.
+        **options: backward_passes_per_step and sparse_as_dense; the host's options of a reduction:
+            Horovod's op (Average or Sum) and gradient_predivide_factor; and
+            `grad_scaler`: the torch.amp.GradScaler that scales the loss, or any object with its
+            get_scale(). Residuals then hold unscaled gradients, and in a step in which a gradient
+            is not finite on one rank, all gradients are infinite on all ranks, so that all of them
+            skip the step and lower the scale;
+            `wait_in_forward`: True if step() does not wait: the next forward pass waits for each
+            parameter before it uses it. Under Horovod.
 
     Returns:
         `optimizer`, with Horovod's synchronize(), skip_synchronize(), zero_grad() and
@@ -204,7 +209,7 @@ def connect(
 
 
 def _acts_alone(settings: Settings | None, host: TorchHost) -> bool:
-    return bool(settings and settings.compression.acts_on_gradients and host.included())
+    return bool(settings and settings.compression.feedback.changes_gradients and host.included())
 
 
 def _check_type(optimizer: object) -> None:
@@ -278,12 +283,12 @@ def _build(
         updated = {id(param) for group in optimizer.param_groups for param in group["params"]}
         exchange = build(
             [(name, param) for name, param in named if id(param) in updated],
-            replace(settings, compression=compression.of_differences()),
+            replace(settings, compression=compression.of_differences(), grad_scaler=None),
             slot_type=DifferenceSlot,
         )
         way = LocalSteps(exchange, compression, messages=messages, host=host, prefix=prefix)
     else:
-        way_type = ForwardSteps if compression.overlap == FORWARD else plain
+        way_type = ForwardSteps if settings.waits_in_forward else plain
         way = way_type(build(named, settings, slot_type=way_type.slot_type))
     _live.add(way)
     return way

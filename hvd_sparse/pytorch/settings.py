@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hvd_sparse.compression import Compression, as_compression
+from hvd_sparse.compression.checks import checked_choice, checked_count
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.exchange import local_share
 from hvd_sparse.exchange.reduction import Reduction
@@ -17,7 +18,6 @@ from hvd_sparse.pytorch.parameters import NamedParameters
 from hvd_sparse.pytorch.places import OnDevice
 from hvd_sparse.pytorch.slots import DTYPES
 from hvd_sparse.pytorch.step_hooks import check_hooks
-from hvd_sparse.schedules import checked_count
 
 _REFUSED_OPTIMIZERS = {
     torch.optim.LBFGS: "it evaluates its closure many times a step",
@@ -27,8 +27,8 @@ _REFUSED_OPTIMIZERS = {
 # Keys of a parameter group, and the option of a compression that does the same.
 _DONE_BY = {
     "weight_decay": "weight_decay",
-    "momentum": "momentum_correction",
-    "betas": "momentum_correction",
+    "momentum": "momentum",
+    "betas": "momentum",
 }
 
 
@@ -40,6 +40,8 @@ class Settings:
     backward_passes_per_step: int
     reduction: Reduction
     sparse_as_dense: bool
+    grad_scaler: Any
+    waits_in_forward: bool
 
     @classmethod
     def checked(
@@ -50,6 +52,8 @@ class Settings:
         host: TorchHost,
         backward_passes_per_step: int = 1,
         sparse_as_dense: bool = False,
+        grad_scaler: Any = None,
+        wait_in_forward: bool = False,
         **reduction: Any,
     ) -> Settings:
         """Returns the settings; refuses what a sparse exchange cannot do.
@@ -68,11 +72,17 @@ class Settings:
         reduced = host.reduction(**reduction)
         chosen = as_compression(compression)
         check_not_twice(optimizer, chosen)
+        checked_choice("wait_in_forward", wait_in_forward, (True, False))
+        _check_scaler(grad_scaler)
+        if wait_in_forward:
+            _check_waiting(chosen, grad_scaler)
         return cls(
             compression=chosen,
             backward_passes_per_step=checked_passes(backward_passes_per_step),
             reduction=reduced,
             sparse_as_dense=bool(sparse_as_dense),
+            grad_scaler=grad_scaler,
+            waits_in_forward=wait_in_forward,
         )
 
     def describe(self) -> dict[str, str]:
@@ -82,7 +92,30 @@ class Settings:
             "backward_passes_per_step": str(self.backward_passes_per_step),
             **self.reduction.describe(),
             "sparse_as_dense": str(self.sparse_as_dense),
+            "grad_scaler": "None" if self.grad_scaler is None else type(self.grad_scaler).__name__,
+            "wait_in_forward": str(self.waits_in_forward),
         }
+
+
+def _check_scaler(grad_scaler: Any) -> None:
+    """Raises InvalidArgumentError unless `grad_scaler` is None or scales losses."""
+    if grad_scaler is not None and not callable(getattr(grad_scaler, "get_scale", None)):
+        raise InvalidArgumentError(
+            f"grad_scaler must have get_scale(), as a GradScaler has, got {grad_scaler!r}"
+        )
+
+
+def _check_waiting(compression: Compression, grad_scaler: Any) -> None:
+    """Raises InvalidArgumentError for what steps that do not wait cannot do."""
+    for name, given, why in (
+        ("grad_scaler", grad_scaler, "it has to see all averages before the step"),
+        ("quality_every", compression.feedback.quality_every, "averages are applied before it"),
+        ("local_steps", compression.local_steps, "meetings do not wait for forward passes"),
+    ):
+        if given is not None:
+            raise InvalidArgumentError(
+                f"{name} must be None with wait_in_forward: {why}, got {given!r}"
+            )
 
 
 def check_not_twice(optimizer: torch.optim.Optimizer, compression: Compression) -> None:
@@ -119,10 +152,10 @@ def check_parameter(name: str, param: torch.Tensor) -> None:
 def check_devices(named: NamedParameters, compression: Compression) -> None:
     """Raises UnsupportedError unless these parameters can be exchanged together."""
     device = common_device(named)
-    if device.type != "cpu" and compression.collective in OnDevice.refuses:
+    if device.type != "cpu" and compression.collective_name in OnDevice.refuses:
         raise UnsupportedError(
-            f"collective '{compression.collective}' takes no gradients of device '{device}': it "
-            "adds up residuals on the CPU"
+            f"collective '{compression.collective_name}' takes no gradients of device '{device}': "
+            "it adds up residuals on the CPU"
         )
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from hvd_sparse.errors import GradientInFlightError
-from hvd_sparse.local_steps import Interval
+from hvd_sparse.exchange.interval import Interval
 from hvd_sparse.pytorch import guards
 from hvd_sparse.pytorch.discards import Discards
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange, Phase

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
+from hvd_sparse.compression.checks import checked_count
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.pytorch.attachment import require_attachment
 from hvd_sparse.pytorch.forward import ForwardSteps
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange
 from hvd_sparse.pytorch.opaque import opaque
-from hvd_sparse.schedules import checked_count
 from hvd_sparse.stats.metrics import ScalarWriter, Sink, metrics_of, sink_of, summary_of
 
 # Number of entries whose squares are added up in float32, which takes a tenth of the time of
@@ -48,7 +48,7 @@ def watch(
     Raises:
         InvalidArgumentError: The optimizer has no sparse compression, `every` is not a positive
             integer, or `target` is neither.
-        UnsupportedError: `norms` with overlap="forward".
+        UnsupportedError: `norms` with wait_in_forward.
     """
     require_attachment(optimizer)
     every = checked_count("every", every, low=1, high=2**62)
@@ -72,7 +72,7 @@ def watch(
 
     if norms and isinstance(require_attachment(optimizer).way, ForwardSteps):
         raise UnsupportedError(
-            "norms=True cannot be used with overlap='forward': after step(), residuals and "
+            "norms=True cannot be used with wait_in_forward: after step(), residuals and "
             "gradients are in flight"
         )
     optimizer.register_step_post_hook(opaque(tell))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hvd_sparse.buckets import Layer
 from hvd_sparse.compression import Compression
+from hvd_sparse.compression.buckets import Layer
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
 from hvd_sparse.log import logger
 from hvd_sparse.ranks.world import World

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_sparse.buckets import Bucket
 from hvd_sparse.compression import Compression
+from hvd_sparse.compression.buckets import Bucket
 from hvd_sparse.planning import plan
 from hvd_sparse.stats.quality import BucketSample, Quality, UnitSample, quality_of
 

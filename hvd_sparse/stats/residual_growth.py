@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Protocol, TypeAlias
 
 from hvd_sparse import log
-from hvd_sparse.collectives import SHARD_SUM
+from hvd_sparse.compression.collectives import SHARD_SUM
 from hvd_sparse.planning.plan import BucketChoice
 
 # Pairs of a number of steps, a power of two, and the residual's norm after them.

@@ -15,9 +15,15 @@ horovod.tensorflow.
 import horovod.tensorflow as _horovod
 
 from hvd_sparse import reexport as _reexport
-from hvd_sparse.compression import LAGS, SBC, Dense, GaussianK, GTopK, ThreeLC, TopK
-from hvd_sparse.local_steps import AdaComm, Outer
-from hvd_sparse.schedules import Warmup
+from hvd_sparse.compression import (
+    LAGS,
+    SBC,
+    Dense,
+    GaussianK,
+    GTopK,
+    ThreeLC,
+    TopK,
+)
 from hvd_sparse.stats.step_stats import StepStats
 from hvd_sparse.tensorflow import patches as _patches
 from hvd_sparse.tensorflow.checkpoint import load_checkpoint, save_checkpoint
@@ -34,15 +40,12 @@ _patches.install()
 __all__ = [
     "LAGS",
     "SBC",
-    "AdaComm",
     "Dense",
     "GTopK",
     "GaussianK",
-    "Outer",
     "StepStats",
     "ThreeLC",
     "TopK",
-    "Warmup",
     "common_weights",
     "elastic_residuals",
     "load_checkpoint",

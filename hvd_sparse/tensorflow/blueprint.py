@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from hvd_sparse.compression_record import CompressionRecord, compression_of, record_of
+from hvd_sparse.compression.record import compression_of, record_of
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.exchange.reduction import Reduction
 from hvd_sparse.ranks.agreement import agree, kind_of_device
@@ -42,7 +42,7 @@ class BlueprintRecord(NamedTuple):
     variables: tuple[Template, ...]
     sliced: tuple[bool | None, ...]
     serial: int
-    compression: CompressionRecord
+    compression: dict[str, Any]
     reduction: Reduction
     sparse_as_dense: bool
     follows_rate: bool

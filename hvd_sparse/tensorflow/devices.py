@@ -64,10 +64,10 @@ def check_options(device: str, compression: Compression) -> None:
     """Raises UnsupportedError if a compression has an option that the device does not support."""
     if device == CPU:
         return
-    if compression.collective in OnDevice.refuses:
+    if compression.collective_name in OnDevice.refuses:
         raise UnsupportedError(
-            f"collective '{compression.collective}' takes no gradients of {device}: it adds up "
-            "residuals on the CPU"
+            f"collective '{compression.collective_name}' takes no gradients of {device}: it adds "
+            "up residuals on the CPU"
         )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from hvd_sparse.buckets import Layer
+from hvd_sparse.compression.buckets import Layer
 from hvd_sparse.exchange.step_buckets import OpGradients
 from hvd_sparse.tensorflow.graph_state import GraphState
 from hvd_sparse.tensorflow.learning_rate import LearningRate

@@ -10,7 +10,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvd_sparse import _core
-from hvd_sparse.buckets import Layer
+from hvd_sparse.compression.buckets import Layer
 from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.exchange.local_share import LocalShare
@@ -185,7 +185,7 @@ class GradientExchange:
                 marks_non_finite=self._settings.marks_non_finite,
                 has_velocity=self._settings.momentum > 0,
                 masks_velocity=self._settings.masks_velocity,
-                measure_every=compression.quality_every or 0,
+                measure_every=compression.feedback.quality_every or 0,
                 others=self._others,
                 device=devices.core_name(self._device),
             ),
@@ -321,7 +321,7 @@ class GradientExchange:
         follows = rate is not None and self._driver is not None
         with tf.control_dependencies(step_data.awaited(gradients)):
             with tf.device(ops.CPU):  # the step's begin reads it there
-                decay = tf.constant(self._settings.compression.residual_decay)
+                decay = tf.constant(self._settings.compression.feedback.decay)
                 if follows:
                     decay *= self._state.rate.decay(rate, whole)
             if not tf.executing_eagerly():

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from hvd_sparse.compression import as_compression, is_sparse_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
-from hvd_sparse.local_steps import check_averages
+from hvd_sparse.exchange.interval import check_averages
 from hvd_sparse.tensorflow import compat, loss_scaling
 from hvd_sparse.tensorflow.accumulation import Accumulation
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange

@@ -20,8 +20,9 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvd_sparse.compression import Compression
+from hvd_sparse.compression.parts import AVERAGED
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
-from hvd_sparse.local_steps import AVERAGED, Interval
+from hvd_sparse.exchange.interval import Interval
 from hvd_sparse.ranks.world import World
 from hvd_sparse.tensorflow import compat, moments, step_data
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
@@ -79,8 +80,8 @@ class LocalSteps:
         process_set: Any,
     ) -> None:
         self._interval = Interval(compression.local_steps)
-        self._outer = compression.outer
-        self._averages_moments = compression.moments == AVERAGED
+        self._outer = compression.local_steps.outer
+        self._averages_moments = compression.local_steps.moments == AVERAGED
         self._reduce = reduce
         self._exchange_of = exchange_of
         self._owner = weakref.ref(optimizer)

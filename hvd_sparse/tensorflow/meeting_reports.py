@@ -12,7 +12,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvd_sparse.errors import HvdSparseError, RanksDisagreeError
-from hvd_sparse.local_steps import Interval
+from hvd_sparse.exchange.interval import Interval
 from hvd_sparse.tensorflow import compat
 from hvd_sparse.tensorflow.gather_watch import GatherWatch
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange

@@ -81,8 +81,8 @@ def refuse_another(optimizer: Any, moved: float) -> None:
     if momentum != moved:
         raise InvalidArgumentError(
             f"{form.setting} of {type(optimizer).__name__} is {momentum} and was {moved} when the "
-            "exchange took it over: create the optimizer with it, or set momentum_correction=0 to "
-            "leave it to the optimizer"
+            "exchange took it over: create the optimizer with it, or set "
+            "Feedback(momentum='keep') to leave it to the optimizer"
         )
 
 

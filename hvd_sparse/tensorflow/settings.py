@@ -8,9 +8,9 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvd_sparse.collectives import SHARD_SUM
-from hvd_sparse.compression import Compression, as_compression
-from hvd_sparse.compression_checks import AUTO
+from hvd_sparse.compression import Compression, LocalSteps, as_compression
+from hvd_sparse.compression.collectives import SHARD_SUM
+from hvd_sparse.compression.parts import AUTO, MOVE
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.exchange.local_share import check_not_twice
 from hvd_sparse.exchange.reduction import Reduction, checked_reduction
@@ -31,8 +31,8 @@ _ARGUMENTS = (
 # Options of Keras optimizers, each with the option of a compression that does the same. Keras's
 # weight_decay is not among them: it shrinks the weights and leaves the gradient alone.
 _DONE_BY = {
-    "momentum": "momentum_correction",
-    "beta_1": "momentum_correction",
+    "momentum": "momentum",
+    "beta_1": "momentum",
     "l2_regularization_strength": "weight_decay",
     "l2_shrinkage_regularization_strength": "weight_decay",
 }
@@ -89,12 +89,8 @@ class Settings:
             UnsupportedError: A sparse exchange cannot honour an argument.
         """
         chosen = as_compression(compression)
-        if chosen.loss_scale is not None:
-            raise UnsupportedError(
-                "loss_scale must be None in TensorFlow, where LossScaleOptimizer tells by itself"
-            )
-        _check_options(chosen)
         if chosen.is_local:
+            _check_local_steps(chosen.local_steps)
             chosen = chosen.of_differences()
         return cls(
             compression=chosen,
@@ -106,7 +102,7 @@ class Settings:
                 groups=groups,
             ),
             sparse_as_dense=bool(sparse_as_dense),
-            momentum=chosen.own_momentum,
+            momentum=chosen.feedback.own_momentum,
         )
 
     @classmethod
@@ -135,15 +131,15 @@ class Settings:
             InvalidArgumentError: A learning rate is given, but the residual must not follow it.
             UnsupportedError: The residual must follow the learning rate, but none is given.
         """
-        wanted, has_rate = self.compression.rescale_residual, learning_rate is not None
-        if wanted and not has_rate:
+        wanted, has_rate = self.compression.feedback.rescale, learning_rate is not None
+        if wanted is True and not has_rate:
             raise UnsupportedError(
-                "rescale_residual=True with a tape, which does not know the learning rate, needs "
+                "Feedback rescale=True with a tape, which does not know the learning rate, needs "
                 "DistributedGradientTape(..., learning_rate=optimizer.learning_rate)"
             )
         if has_rate and wanted is False:
             raise InvalidArgumentError(
-                f"learning_rate must be None where rescale_residual is False, got {learning_rate!r}"
+                f"learning_rate must be None where Feedback rescale is False, got {learning_rate!r}"
             )
         return replace(self, follows_rate=has_rate)
 
@@ -158,12 +154,12 @@ class Settings:
             _check_epsilon(optimizer)
         found = {name: getattr(optimizer, name, None) for name in _DONE_BY}
         check_not_twice(type(optimizer).__name__, found, _DONE_BY, self.compression)
-        wanted = self.compression.rescale_residual
-        if wanted is None:
+        wanted = self.compression.feedback.rescale
+        if wanted == AUTO:
             by_default = self.compression.rescales_by_default
             wanted = by_default and compat.is_plain_sgd(optimizer)
-        settings = replace(self, follows_rate=wanted)
-        if self.compression.momentum_correction == AUTO:
+        settings = replace(self, follows_rate=bool(wanted))
+        if self.compression.feedback.momentum == MOVE:
             momentum = momentum_to_move(optimizer)
             settings = replace(
                 settings,
@@ -177,7 +173,7 @@ class Settings:
         """Returns true if an exchange over a Horovod process set changes this rank's gradients."""
         if not process_set.included():
             return False
-        return may_have_peers(process_set.size()) or self.compression.acts_on_gradients
+        return may_have_peers(process_set.size()) or self.compression.feedback.changes_gradients
 
     def moves_momentum(self, process_set: Any) -> bool:
         """Returns true if ranks of a Horovod process set apply the optimizer's own momentum."""
@@ -205,10 +201,10 @@ class Settings:
         }
 
 
-def _check_options(compression: Compression) -> None:
-    """Raises UnsupportedError for an option of a compression that only PyTorch has."""
-    if compression.overlap:
-        raise UnsupportedError(f"overlap must be False in TensorFlow, got {compression.overlap!r}")
+def _check_local_steps(local_steps: LocalSteps) -> None:
+    """Raises UnsupportedError for an option of local steps that only PyTorch has."""
+    if local_steps.overlap:
+        raise UnsupportedError("LocalSteps overlap must be False in TensorFlow, got True")
 
 
 def _keeps_all(compression: Compression) -> bool:
@@ -244,8 +240,8 @@ def check_variable(variable: Any, *, sliced: bool, compression: Compression) -> 
         )
     if None in tuple(variable.shape):
         raise UnsupportedError(f"variable '{compat.name_of(variable)}' has no fixed shape")
-    if sliced and compression.acts_on_gradients:
+    if sliced and compression.feedback.changes_gradients:
         raise UnsupportedError(
             f"the gradient of '{compat.name_of(variable)}' is IndexedSlices, on which clip_norm, "
-            "weight_decay and momentum_correction cannot act: use sparse_as_dense=True"
+            "weight_decay and a number as momentum cannot act: use sparse_as_dense=True"
         )

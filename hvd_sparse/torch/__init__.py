@@ -15,13 +15,19 @@ Importing this module teaches `horovod.torch.DistributedOptimizer` sparse compre
 import horovod.torch as _horovod
 
 from hvd_sparse import reexport as _reexport
-from hvd_sparse.compression import LAGS, SBC, Dense, GaussianK, GTopK, ThreeLC, TopK
-from hvd_sparse.local_steps import AdaComm, Outer
+from hvd_sparse.compression import (
+    LAGS,
+    SBC,
+    Dense,
+    GaussianK,
+    GTopK,
+    ThreeLC,
+    TopK,
+)
 from hvd_sparse.pytorch.meetings import common_weights, local_steps, meet, report_loss
 from hvd_sparse.pytorch.optimizer import mark_step, stats
 from hvd_sparse.pytorch.tuning import replan, tuning
 from hvd_sparse.pytorch.watching import summary, watch
-from hvd_sparse.schedules import Warmup
 from hvd_sparse.stats.step_stats import Stats, StepStats, TotalStats
 from hvd_sparse.torch import patches as _patches
 from hvd_sparse.torch.checkpoint import load_checkpoint, save_checkpoint
@@ -33,17 +39,14 @@ _patches.install()
 __all__ = [
     "LAGS",
     "SBC",
-    "AdaComm",
     "Dense",
     "GTopK",
     "GaussianK",
-    "Outer",
     "Stats",
     "StepStats",
     "ThreeLC",
     "TopK",
     "TotalStats",
-    "Warmup",
     "common_weights",
     "elastic_residuals",
     "load_checkpoint",

@@ -48,6 +48,9 @@ _MODULES = (
     "horovod.torch.elastic.state",
 )
 
+# What DistributedOptimizer takes beside Horovod's arguments, with a sparse compression.
+_OPTIONS = ("grad_scaler", "wait_in_forward")
+
 
 def install() -> None:
     """Patches horovod.torch; further calls have no effect."""
@@ -66,12 +69,18 @@ def install() -> None:
 
 
 def _distributed_optimizer(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    own = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
     bound = inspect.signature(stock).bind(*args, **kwargs)
     compression = bound.arguments.get("compression")
     if is_sparse_compression(compression):
         options = dict(bound.arguments)
         host = HorovodHost(options.pop("process_set", None))
-        return distribute(**options, host=host)
+        return distribute(**options, **own, host=host)
+    if own:
+        raise InvalidArgumentError(
+            f"{', '.join(own)} needs compression=LAGS, or another of hvd_sparse's, got "
+            f"{compression!r}"
+        )
     if "compression" in bound.arguments and not hasattr(compression, "compress"):
         as_compression(compression)  # raises
     optimizer = bound.arguments["optimizer"]

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hvd_sparse import _core
-from hvd_sparse.collectives import SHARD_SUM
+from hvd_sparse.compression.collectives import SHARD_SUM
+from hvd_sparse.compression.sparsifiers import Sparsifier
 from hvd_sparse.errors import UnavailableError
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
@@ -18,7 +19,6 @@ from hvd_sparse.places.place import OnCpu, Place
 from hvd_sparse.planning.network import Link, Network, distances_below
 from hvd_sparse.planning.profile import Machine
 from hvd_sparse.ranks.world import World
-from hvd_sparse.sparsifiers import Sparsifier
 
 # Number of swaps by bytes of a message. The first swaps of a pair open its connection.
 _SWAPS = {1 << 10: 9, 32 << 10: 7, 512 << 10: 3}

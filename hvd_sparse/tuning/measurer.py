@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from hvd_sparse.buckets import Layer, check_size
 from hvd_sparse.compression import Compression
+from hvd_sparse.compression.buckets import Layer, check_size
+from hvd_sparse.compression.sparsifiers import as_sparsifier
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.place import OnCpu, Place
 from hvd_sparse.planning.network import Network
 from hvd_sparse.ranks.world import World
-from hvd_sparse.sparsifiers import as_sparsifier
 from hvd_sparse.tuning.decision import Channel
 from hvd_sparse.tuning.measure import measure_machine, measure_network, slowest_machine
 from hvd_sparse.tuning.measure_devices import measure_devices

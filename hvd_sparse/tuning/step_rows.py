@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from hvd_sparse.buckets import Layer
+from hvd_sparse.compression.buckets import Layer
 from hvd_sparse.places.step_clock import StepTimes
 from hvd_sparse.planning.network import Network
 from hvd_sparse.planning.profile import LayerProfile, Machine, Profile

@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from hvd_sparse import log, records
-from hvd_sparse.buckets import Layer
-from hvd_sparse.compression import Compression
+from hvd_sparse.compression import Adaptive, Compression
+from hvd_sparse.compression.buckets import Layer
 from hvd_sparse.places.place import OnCpu, Place
 from hvd_sparse.places.step_clock import Reading
 from hvd_sparse.planning import in_16_bits
@@ -188,6 +188,8 @@ class Tuner:
         self.tuning = Tuning(network=network, machine=machine, select_on=select_on)
         self._layers = tuple(layers)
         self._compression = compression
+        assert isinstance(compression.adaptive, Adaptive)
+        self._every = compression.adaptive.every
         self._channel = channel
         self._is_rank0 = rank == 0
         self._keeps_order = keeps_order
@@ -407,8 +409,7 @@ class Tuner:
         During a warm-up it is silent: those plans say nothing about the steps that follow.
         """
         self._enter(Stage.SETTLED, **changes)
-        every = self._compression.replan_every
-        steps = steps_between(self.tuning) if every is None else every
+        steps = self._every if isinstance(self._every, int) else steps_between(self.tuning)
         self.tuning = replace(self.tuning, settled_steps=steps)
         if self._floor > self._rules.density:
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hvd_sparse.collectives import SHARD_SUM
+from hvd_sparse.compression.collectives import SHARD_SUM
 from hvd_sparse.errors import ExchangeFailedError, NonFiniteGradientError
 from tests import laws
 from tests.cases import in_turn

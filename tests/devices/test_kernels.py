@@ -7,8 +7,8 @@ import oracle
 import pytest
 
 from hvd_sparse import _core, _core_testing
+from hvd_sparse.compression.sparsifiers import SPARSIFIERS
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.sparsifiers import SPARSIFIERS
 from tests.device_array import CPU, DTYPES, DeviceArray, wait_for_all
 from tests.laws import EVERY_SPARSIFIER, buffer_of, integer_gradient
 

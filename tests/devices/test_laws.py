@@ -10,7 +10,7 @@ import oracle
 import pytest
 
 from hvd_sparse import _core
-from hvd_sparse.collectives import COLLECTIVES
+from hvd_sparse.compression.collectives import COLLECTIVES
 from hvd_sparse.errors import ExchangeFailedError, InvalidArgumentError
 from tests import laws
 from tests.cases import in_turn

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hvd_sparse import _core
-from hvd_sparse.collectives import COLLECTIVES
+from hvd_sparse.compression.collectives import COLLECTIVES
 from tests import laws
 from tests.device_array import CPU, DTYPES
 

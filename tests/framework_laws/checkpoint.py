@@ -8,39 +8,46 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hvd_sparse.compression import LAGS, SBC, GaussianK, GTopK, TopK
+from hvd_sparse.compression import LAGS, SBC, Feedback, GaussianK, GTopK, Layers, TopK, Warmup
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
-from hvd_sparse.schedules import Warmup
 from hvd_sparse.tuning.tuner import Stage
 from tests.checkpoints import pretend_twice_as_many_ranks
 from tests.dense_sums import DENSE_SUMS
 from tests.frameworks import any_entry, same
 from tests.verdict import CYCLE
 
-FIXED = {"density": 0.1, "min_numel": 64}
-PINNED = {"adaptive": False, "collective": "gtopk", "warmup": None, "bucket_numel": 1500, **FIXED}
+FIXED = {"density": 0.1, "layers": Layers(min_numel=64)}
+PINNED = {
+    "adaptive": False,
+    "collective": "gtopk",
+    "warmup": None,
+    "layers": Layers(bucket_numel=1500),
+    **FIXED,
+}
 SIMPLE = LAGS(**PINNED)
 WARMUP = Warmup(steps=2, densities=(0.5, 0.25))
 COMPRESSIONS = {
     "lags": SIMPLE,
     "gtopk": GTopK(**FIXED),
-    "gaussiank": GaussianK(warmup=WARMUP, rescale_residual=True, **FIXED),
+    "gaussiank": GaussianK(warmup=WARMUP, feedback=Feedback(rescale=True), **FIXED),
     "sbc": SBC(**FIXED),
-    "sbc with momentum": SBC(momentum_correction=0.5, **FIXED),
+    "sbc with momentum": SBC(feedback=Feedback(momentum=0.5), **FIXED),
     "adaptive": LAGS(warmup=None, **FIXED),
     "lags by default": LAGS(adaptive=False, **FIXED),
-    "momentum": TopK(momentum_correction=0.5, clip_norm=20.0, weight_decay=0.01, **FIXED),
-    "gtopk with momentum": GTopK(momentum_correction=0.5, **FIXED),
-    "lags with momentum": LAGS(momentum_correction=0.5, **PINNED),
-    "adaptive with momentum": LAGS(momentum_correction=0.5, warmup=None, **FIXED),
+    "momentum": TopK(feedback=Feedback(momentum=0.5, clip_norm=20.0, weight_decay=0.01), **FIXED),
+    "gtopk with momentum": GTopK(feedback=Feedback(momentum=0.5), **FIXED),
+    "lags with momentum": LAGS(feedback=Feedback(momentum=0.5), **PINNED),
+    "adaptive with momentum": LAGS(feedback=Feedback(momentum=0.5), warmup=None, **FIXED),
     **{f"dense, {name}": one for name, one in DENSE_SUMS.items()},
-    "dense with momentum": replace(DENSE_SUMS["bfloat16"], momentum_correction=0.5),
+    "dense with momentum": replace(
+        DENSE_SUMS["bfloat16"], feedback=replace(DENSE_SUMS["bfloat16"].feedback, momentum=0.5)
+    ),
 }
 
 
 def new(framework, compression=SIMPLE):
     """Makes a model with an optimizer that has a state, where momentum leaves it one."""
-    momentum = compression is not None and compression.momentum_correction
+    momentum = compression is not None and compression.feedback.momentum != "keep"
     model = framework.model(compression, rate=0.5, optimizer="SGD" if momentum else "Adam")
     framework.seed(1 + framework.rank)
     return model

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_sparse.compression import LAGS, Dense, GTopK, ThreeLC, TopK
+from hvd_sparse.compression import LAGS, Dense, GTopK, Layers, ThreeLC, TopK
 from tests.frameworks import any_entry, same
 from tests.torch_model import WAYS_TO_DROP
 from tests.verdict import CYCLE
 
-FIXED = {"density": 0.1, "min_numel": 64}
+FIXED = {"density": 0.1, "layers": Layers(min_numel=64)}
 COMPRESSIONS = {
     "topk": TopK(**FIXED),
-    "gtopk, narrow": GTopK(values="bfloat16", **FIXED),
-    "lags": LAGS(adaptive=False, bucket_numel=1500, **FIXED),
+    "gtopk, narrow": GTopK(wire="bfloat16", **FIXED),
+    "lags": LAGS(adaptive=False, **FIXED | {"layers": Layers(min_numel=64, bucket_numel=1500)}),
     "dense, int8": Dense(values="int8"),
     "threelc": ThreeLC(),
 }

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hvd_sparse.compression import Dense, TopK
+from hvd_sparse.compression import Dense, Feedback, Layers, TopK
 from tests.frameworks import SHAPES, with_bad_entry
 
-SMALL = {"density": 0.1, "min_numel": 64}
+SMALL = {"density": 0.1, "layers": Layers(min_numel=64)}
 COMPRESSIONS = {"topk": TopK(**SMALL), "dense": Dense(values="bfloat16")}
 
 
@@ -20,7 +20,10 @@ COMPRESSIONS = {"topk": TopK(**SMALL), "dense": Dense(values="bfloat16")}
 def test_the_law_counts_the_clipped_gradient(framework, name, norm, factor):
     shapes = {"first": (40, 30), "second": (25, 20)}
     limit = 16 * math.sqrt(framework.size)  # of the result: 16 per rank
-    model = framework.model(replace(COMPRESSIONS[name], clip_norm=limit), shapes)
+    model = framework.model(
+        replace(COMPRESSIONS[name], feedback=replace(COMPRESSIONS[name].feedback, clip_norm=limit)),
+        shapes,
+    )
     for step in range(4):
         gradients = framework.signs(step, shapes, norm=norm)
         before = model.residuals()
@@ -34,7 +37,11 @@ def test_the_law_counts_the_clipped_gradient(framework, name, norm, factor):
 @pytest.mark.parametrize("op", ["Sum", "Average"])
 def test_orthogonal_gradients_give_a_result_of_the_norm_asked_for(framework, op):
     shapes = {"matrix": (64, 64), "vector": (64,)}
-    model = framework.model(TopK(density=1.0, min_numel=64, clip_norm=2.0), shapes, op=op)
+    model = framework.model(
+        TopK(density=1.0, layers=Layers(min_numel=64), feedback=Feedback(clip_norm=2.0)),
+        shapes,
+        op=op,
+    )
     own = {name: np.zeros(shape) for name, shape in shapes.items()}
     for one in own.values():
         one[framework.rank] = 100.0
@@ -44,7 +51,9 @@ def test_orthogonal_gradients_give_a_result_of_the_norm_asked_for(framework, op)
 
 @pytest.mark.parametrize("op", ["Sum", "Average"])
 def test_the_result_has_weight_decay_times_the_weights(framework, op):
-    model = framework.model(TopK(density=1.0, min_numel=64, weight_decay=0.25), op=op)
+    model = framework.model(
+        TopK(density=1.0, layers=Layers(min_numel=64), feedback=Feedback(weight_decay=0.25)), op=op
+    )
     model.fill(8.0)
     gradients = framework.integer_gradients(0)
     summed = framework.totals(gradients)
@@ -55,7 +64,12 @@ def test_the_result_has_weight_decay_times_the_weights(framework, op):
 
 @pytest.mark.parametrize("name", COMPRESSIONS)
 def test_weight_decay_that_is_not_sent_yet_is_in_the_residuals(framework, name):
-    model = framework.model(replace(COMPRESSIONS[name], weight_decay=0.5 * framework.size))
+    model = framework.model(
+        replace(
+            COMPRESSIONS[name],
+            feedback=replace(COMPRESSIONS[name].feedback, weight_decay=0.5 * framework.size),
+        )
+    )
     model.fill(4.0)
     gradients = framework.integer_gradients(0)
     before = model.residuals()
@@ -64,9 +78,10 @@ def test_weight_decay_that_is_not_sent_yet_is_in_the_residuals(framework, name):
     framework.assert_nothing_is_lost(decayed, results, before, model.residuals())
 
 
-@pytest.mark.parametrize("preset", [TopK, Dense])
-def test_a_missing_gradient_decays_too(framework, preset):
-    model = framework.model(preset(density=1.0, min_numel=64, weight_decay=0.5))
+@pytest.mark.parametrize("whole", [TopK(density=1.0), Dense()], ids=["topk", "dense"])
+def test_a_missing_gradient_decays_too(framework, whole):
+    feedback = replace(whole.feedback, weight_decay=0.5)
+    model = framework.model(replace(whole, layers=Layers(min_numel=64), feedback=feedback))
     model.fill(4.0)
     gradients = framework.integer_gradients(0)
     del gradients["last"]
@@ -78,7 +93,7 @@ def test_a_missing_gradient_decays_too(framework, preset):
 def test_what_is_not_finite_does_not_spoil_the_rest_of_a_clipped_gradient(framework):
     shapes = {"matrix": (40, 30)}
     limit = 16 * math.sqrt(framework.size)
-    model = framework.model(TopK(clip_norm=limit, **SMALL), shapes)
+    model = framework.model(TopK(feedback=Feedback(clip_norm=limit), **SMALL), shapes)
     gradients = bad = framework.signs(0, shapes, norm=64.0)
     if framework.rank == 0:
         zero = int(np.flatnonzero(bad["matrix"] == 0)[0])

@@ -9,20 +9,30 @@ import numpy as np
 import pytest
 import torch
 
-from hvd_sparse.compression import LAGS, Dense, GaussianK, GTopK, TopK
+from hvd_sparse.compression import (
+    LAGS,
+    AdaComm,
+    Dense,
+    Feedback,
+    GaussianK,
+    GTopK,
+    Layers,
+    LocalSteps,
+    Outer,
+    TopK,
+)
 from hvd_sparse.errors import (
     CheckpointMismatchError,
     ExchangeFailedError,
     InvalidArgumentError,
     UnsupportedError,
 )
-from hvd_sparse.local_steps import AdaComm, Outer
 from tests.frameworks import any_entry, same, with_bad_entry
 from tests.gpus import DEVICE
 from tests.torch_model import array_of
 from tests.verdict import CYCLE
 
-FIXED = {"density": 0.1, "min_numel": 64}
+FIXED = {"density": 0.1, "layers": Layers(min_numel=64)}
 EVERY = 3  # local steps
 EXACT = Dense(local_steps=EVERY)
 SPARSE = TopK(local_steps=EVERY, **FIXED)
@@ -30,8 +40,13 @@ COMPRESSIONS = {
     "topk": SPARSE,
     "gtopk": GTopK(local_steps=EVERY, **FIXED),
     "gaussiank": GaussianK(local_steps=EVERY, **FIXED),
-    "lags": LAGS(local_steps=EVERY, adaptive=False, warmup=None, bucket_numel=1500, **FIXED),
-    "bfloat16": TopK(local_steps=EVERY, values="bfloat16", **FIXED),
+    "lags": LAGS(
+        local_steps=EVERY,
+        adaptive=False,
+        warmup=None,
+        **FIXED | {"layers": Layers(min_numel=64, bucket_numel=1500)},
+    ),
+    "bfloat16": TopK(local_steps=EVERY, wire="bfloat16", **FIXED),
     "dense": EXACT,
     "dense, int8": Dense(local_steps=EVERY, values="int8"),
 }
@@ -115,7 +130,7 @@ def test_between_meetings_a_rank_steps_alone_and_common_weights_are_lent(framewo
 @pytest.mark.parametrize("name", OUTERS)
 def test_the_outer_optimizer_takes_the_average_as_its_gradient(framework, name):
     outer = OUTERS[name]
-    model = new(framework, Dense(local_steps=EVERY, outer=outer))
+    model = new(framework, Dense(local_steps=LocalSteps(every=EVERY, outer=outer)))
     expected = {name: np.zeros(one.shape) for name, one in model.weights().items()}
     momenta = {name: np.zeros(one.shape) for name, one in model.weights().items()}
     for meeting in range(3):
@@ -143,7 +158,12 @@ def test_a_rank_keeps_its_own_moments(framework):
 @pytest.mark.parametrize("optimizer", ["Adam", "RMSprop"])
 def test_a_meeting_averages_moments_where_it_is_asked_to(framework, optimizer):
     own = new(framework, SPARSE, optimizer=optimizer, rate=0.5)
-    model = new(framework, replace(SPARSE, moments="averaged"), optimizer=optimizer, rate=0.5)
+    model = new(
+        framework,
+        replace(SPARSE, local_steps=replace(SPARSE.local_steps, moments="averaged")),
+        optimizer=optimizer,
+        rate=0.5,
+    )
     for one in (own, model):
         interval(framework, one, 0)
     assert same(model.weights(), own.weights())
@@ -158,7 +178,11 @@ def test_a_meeting_averages_moments_where_it_is_asked_to(framework, optimizer):
 
 @pytest.mark.usefixtures("several_ranks")
 def test_narrow_weights_move_by_less_than_their_last_place(framework):
-    model = new(framework, TopK(density=1.0, min_numel=1, local_steps=1 + 1), dtype="bfloat16")
+    model = new(
+        framework,
+        TopK(density=1.0, layers=Layers(min_numel=1), local_steps=1 + 1),
+        dtype="bfloat16",
+    )
     model.fill(256.0)
     for step in range(4):  # weights of 256 and above have a last place of 2
         gradients = {name: np.zeros(one.shape) for name, one in model.weights().items()}
@@ -241,7 +265,12 @@ def test_a_rank_whose_weights_are_not_finite_stops_no_other(framework):
 @pytest.mark.usefixtures("several_ranks")
 @pytest.mark.parametrize("name", ["topk", "gtopk", "dense"])
 def test_a_meeting_that_overlaps_the_next_interval_loses_nothing(framework, name):
-    model = new(framework, replace(COMPRESSIONS[name], overlap=True))
+    model = new(
+        framework,
+        replace(
+            COMPRESSIONS[name], local_steps=replace(COMPRESSIONS[name].local_steps, overlap=True)
+        ),
+    )
     common, kept = [model.weights()], [model.residuals()]
     differences = []
     for meeting in range(4):
@@ -268,7 +297,7 @@ def test_a_meeting_that_overlaps_the_next_interval_loses_nothing(framework, name
 
 @pytest.mark.usefixtures("several_ranks")
 def test_a_meeting_that_overlaps_may_be_refused(framework):
-    model = new(framework, replace(EXACT, overlap=True))
+    model = new(framework, replace(EXACT, local_steps=replace(EXACT.local_steps, overlap=True)))
     interval(framework, model, 0, steps=EVERY - 1)
     last = gradients_of(framework, 9)
     if framework.rank == framework.size - 1:
@@ -293,7 +322,14 @@ def test_a_rank_may_look_at_its_state_alone_while_a_meeting_is_in_flight(framewo
     verdict(sparse=True)
     others = {"adaptive": LAGS(local_steps=EVERY, warmup=None, **FIXED)}
     compression = {**COMPRESSIONS, **others}[name]
-    model = new(framework, replace(compression, overlap=True, quality_every=2))
+    model = new(
+        framework,
+        replace(
+            compression,
+            local_steps=replace(compression.local_steps, overlap=True),
+            feedback=replace(compression.feedback, quality_every=2),
+        ),
+    )
     for meeting in range(CYCLE + 3):  # with orders of buckets, decisions and measurements
         interval(framework, model, 10 * meeting)
         assert not model.waiting_bytes()
@@ -309,7 +345,7 @@ def test_a_rank_may_look_at_its_state_alone_while_a_meeting_is_in_flight(framewo
 
 @pytest.mark.usefixtures("several_ranks")
 def test_a_refused_meeting_is_raised_on_all_ranks_even_if_one_has_looked(framework):
-    model = new(framework, replace(EXACT, overlap=True))
+    model = new(framework, replace(EXACT, local_steps=replace(EXACT.local_steps, overlap=True)))
     bad = gradients_of(framework, 0)
     if framework.rank == framework.size - 1:
         bad = with_bad_entry(bad, "second", float("inf"))
@@ -339,9 +375,9 @@ def test_a_rank_that_is_late_at_a_meeting_is_named(framework, monkeypatch, capfd
 def test_an_interval_goes_on_bit_for_bit(framework, verdict, folder, name, extra):
     verdict(sparse=True)
     others = {
-        "momentum": TopK(local_steps=EVERY, outer=OUTERS["nesterov"], **FIXED),
+        "momentum": TopK(local_steps=LocalSteps(every=EVERY, outer=OUTERS["nesterov"]), **FIXED),
         "adaptive": LAGS(local_steps=EVERY, warmup=None, **FIXED),
-        "overlap": replace(SPARSE, overlap=True),
+        "overlap": replace(SPARSE, local_steps=replace(SPARSE.local_steps, overlap=True)),
     }
     compression = {**COMPRESSIONS, **others}[name]
     before = EVERY * (CYCLE + 1 if name == "adaptive" else 2) + extra
@@ -386,7 +422,7 @@ def test_a_checkpoint_amid_an_interval_shares_the_common_weights(framework, fold
 
 @pytest.mark.usefixtures("several_ranks")
 def test_all_ranks_choose_the_next_interval_alike(framework):
-    model = new(framework, Dense(local_steps=AdaComm(first=4, every=1e-9)))
+    model = new(framework, Dense(local_steps=AdaComm(first=4, seconds=1e-9)))
     lengths = []
     for step in range(12):
         model.report_loss(8.0 if step == 0 else 2.0 + framework.rank)
@@ -399,7 +435,7 @@ def test_all_ranks_choose_the_next_interval_alike(framework):
 
 @pytest.mark.usefixtures("several_ranks")
 def test_adacomm_asks_for_the_loss_on_all_ranks(framework):
-    model = new(framework, Dense(local_steps=AdaComm(first=2, every=1e-9)))
+    model = new(framework, Dense(local_steps=AdaComm(first=2, seconds=1e-9)))
     with pytest.raises(InvalidArgumentError, match="report_loss"):
         interval(framework, model, 0, steps=2)
 
@@ -408,7 +444,7 @@ def test_adacomm_asks_for_the_loss_on_all_ranks(framework):
 @pytest.mark.parametrize("bad", ["nan", "inf"])
 def test_adacomm_adapts_after_losses_that_are_not_finite(framework, caplog, bad):
     caplog.set_level("WARNING", "hvd_sparse")
-    model = new(framework, Dense(local_steps=AdaComm(first=4, every=1e-9)))
+    model = new(framework, Dense(local_steps=AdaComm(first=4, seconds=1e-9)))
     lengths = []
     for step in range(16):
         is_bad = step < 4 and framework.rank == framework.size - 1
@@ -493,7 +529,7 @@ def test_a_compression_without_local_steps_never_meets(framework):
 @pytest.mark.parametrize(("density", "told"), [(0.01, True), (0.1, False)])
 def test_a_density_that_is_low_for_several_steps_is_told_of_once(framework, caplog, density, told):
     caplog.set_level("WARNING", "hvd_sparse")
-    new(framework, TopK(density=density, min_numel=64, local_steps=2)).prepare()
+    new(framework, TopK(density=density, layers=Layers(min_numel=64), local_steps=2)).prepare()
     assert ("1 % of what several local steps" in caplog.text) == (told and framework.rank == 0)
 
 
@@ -501,7 +537,10 @@ def test_a_density_that_is_low_for_several_steps_is_told_of_once(framework, capl
 @pytest.mark.parametrize("policy", ["own", "spread"])
 @pytest.mark.parametrize("unit", ["differences of weights", "gradients"])
 def test_residuals_of_the_other_unit_are_refused(framework, folder, policy, unit):
-    alone, together = replace(SPARSE, momentum_correction=0), TopK(momentum_correction=0, **FIXED)
+    alone, together = (
+        replace(SPARSE, feedback=replace(SPARSE.feedback, momentum="keep")),
+        TopK(feedback=Feedback(momentum="keep"), **FIXED),
+    )
     theirs, ours = (alone, together) if unit != "gradients" else (together, alone)
     model, twin = new(framework, theirs), new(framework, ours)
     interval(framework, model, 0)

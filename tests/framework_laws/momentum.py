@@ -7,27 +7,36 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hvd_sparse.compression import LAGS, Dense, GTopK, TopK
-from hvd_sparse.schedules import Warmup
+from hvd_sparse.compression import LAGS, Dense, Feedback, GTopK, Layers, TopK, Warmup, Wire
 from tests.dense_sums import DENSE_SUMS
 from tests.frameworks import SHAPES, any_entry, with_bad_entry
 from tests.verdict import CYCLE, DENSE_STEPS
 
 M = 0.5  # with integers, sums are exact for some steps
-OPTIONS = {"density": 0.1, "min_numel": 64, "momentum_correction": M}
+OPTIONS = {"density": 0.1, "layers": Layers(min_numel=64), "feedback": Feedback(momentum=M)}
+LAYERS, FEEDBACK = Layers(min_numel=64, bucket_numel=1500), Feedback(momentum=M, rescale=False)
+
+
+def with_momentum(compression):
+    """Returns a compression whose momentum is M."""
+    return replace(compression, feedback=replace(compression.feedback, momentum=M))
+
+
 COMPRESSIONS = {
     "lags": LAGS(
-        adaptive=False, collective="gtopk", warmup=None, bucket_numel=1500,
-        rescale_residual=False, **OPTIONS,
+        density=0.1,
+        adaptive=False,
+        collective="gtopk",
+        warmup=None,
+        layers=LAYERS,
+        feedback=FEEDBACK,
     ),
     "gtopk": GTopK(**OPTIONS),
     "topk": TopK(**OPTIONS),
-    "split": TopK(collective="split_allgather", indices="packed", **OPTIONS),
+    "split": TopK(collective="split_allgather", wire=Wire(indices="packed"), **OPTIONS),
     "warm-up": TopK(warmup=Warmup(steps=2, densities=(0.5, 0.25)), **OPTIONS),
-    **{
-        f"dense, {name}": replace(one, momentum_correction=M) for name, one in DENSE_SUMS.items()
-    },
-}  # fmt: skip
+    **{f"dense, {name}": with_momentum(one) for name, one in DENSE_SUMS.items()},
+}
 
 
 @pytest.mark.parametrize("name", COMPRESSIONS)
@@ -41,10 +50,12 @@ def test_nothing_is_lost_with_momentum(framework, name):
 
 @pytest.mark.parametrize("op", ["Sum", "Average"])
 @pytest.mark.parametrize(
-    "compression", [TopK(min_numel=10**6), Dense(), Dense(min_numel=64)], ids=repr
+    "compression",
+    [TopK(layers=Layers(min_numel=10**6)), Dense(), Dense(layers=Layers(min_numel=64))],
+    ids=repr,
 )
 def test_what_travels_dense_is_momentum_sgd(framework, compression, op):
-    model = framework.model(replace(compression, momentum_correction=M), op=op)
+    model = framework.model(with_momentum(compression), op=op)
     share = 1 if op == "Sum" else framework.size
     moved = dict.fromkeys(SHAPES, 0.0)
     weights = dict.fromkeys(SHAPES, 0.0)
@@ -70,7 +81,10 @@ def test_what_travels_dense_is_momentum_sgd(framework, compression, op):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_nothing_is_lost_from_dense_to_sparse_with_momentum(framework, verdict, dtype):
     verdict(sparse=True)
-    model = framework.model(LAGS(rescale_residual=False, warmup=None, **OPTIONS), dtype=dtype)
+    model = framework.model(
+        LAGS(warmup=None, **OPTIONS | {"feedback": Feedback(momentum=M, rescale=False)}),
+        dtype=dtype,
+    )
     sparse = []
     for step in range(DENSE_STEPS + 3):
         gradients = framework.integer_gradients(step)

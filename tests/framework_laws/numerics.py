@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hvd_sparse.compression import LAGS
+from hvd_sparse.compression import LAGS, Feedback, Layers
 from tests.cases import in_turn
 from tests.dense_sums import DENSE_SUMS
 from tests.frameworks import SHAPES, same, with_bad_entry
@@ -24,11 +24,15 @@ SCALE = 1024.0
 
 COMPRESSIONS = {
     "lags": LAGS(
-        adaptive=False, collective="gtopk", warmup=None, density=0.1, min_numel=64,
-        bucket_numel=1500, rescale_residual=False,
+        adaptive=False,
+        collective="gtopk",
+        warmup=None,
+        density=0.1,
+        layers=Layers(min_numel=64, bucket_numel=1500),
+        feedback=Feedback(rescale=False),
     ),
     **DENSE_SUMS,
-}  # fmt: skip
+}
 CASES = in_turn(
     ["float32", "bfloat16"],
     [1, 2],
@@ -43,7 +47,10 @@ def new_compression(name, *, ranks, passes, clips, momentum):
     """Makes a compression; clipping quarters each gradient that has all its 256 entries."""
     limit = passes * 16 / 4 * math.sqrt(ranks.size())
     return replace(
-        COMPRESSIONS[name], momentum_correction=momentum, clip_norm=limit if clips else None
+        COMPRESSIONS[name],
+        feedback=replace(
+            COMPRESSIONS[name].feedback, momentum=momentum, clip_norm=limit if clips else None
+        ),
     )
 
 

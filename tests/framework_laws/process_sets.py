@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hvd_sparse.compression import LAGS, Dense, TopK
+from hvd_sparse.compression import LAGS, Dense, Layers, TopK
 from tests.frameworks import any_entry
 
-EVERYTHING = [TopK(density=1.0, min_numel=64), Dense()]
+EVERYTHING = [TopK(density=1.0, layers=Layers(min_numel=64)), Dense()]
 
 
 @pytest.mark.parametrize("compression", EVERYTHING, ids=repr)
@@ -41,7 +41,7 @@ def test_an_average_is_over_the_ranks_of_the_set(framework, sets, compression):
 
 
 def test_the_number_of_exchanges_may_differ_between_ranks(framework, sets):
-    compression = LAGS(adaptive=False, density=0.1, min_numel=64)
+    compression = LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64))
     if sets[0].included():
         extra = framework.model(compression, ranks=sets[0])
         extra.step(framework.integer_gradients(0))

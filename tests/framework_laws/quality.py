@@ -7,19 +7,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hvd_sparse.compression import LAGS, GTopK, TopK
+from hvd_sparse.compression import LAGS, Feedback, GTopK, Layers, TopK
 from tests.dense_sums import DENSE_SUMS
 from tests.frameworks import SHAPES
 
-OPTIONS = {"density": 0.1, "min_numel": 64}
+OPTIONS = {"density": 0.1, "layers": Layers(min_numel=64)}
 COMPRESSIONS = {
-    "topk": TopK(quality_every=1, **OPTIONS),
-    "lags": LAGS(adaptive=False, warmup=None, quality_every=1, **OPTIONS),
+    "topk": TopK(feedback=Feedback(quality_every=1), **OPTIONS),
+    "lags": LAGS(adaptive=False, warmup=None, feedback=Feedback(quality_every=1), **OPTIONS),
     "lags, gtopk": LAGS(
-        adaptive=False, collective="gtopk", warmup=None, quality_every=1, **OPTIONS
+        adaptive=False,
+        collective="gtopk",
+        warmup=None,
+        feedback=Feedback(quality_every=1),
+        **OPTIONS,
     ),
-    "gtopk": GTopK(quality_every=1, **OPTIONS),
-    "momentum": TopK(quality_every=1, momentum_correction=0.5, **OPTIONS),
+    "gtopk": GTopK(feedback=Feedback(quality_every=1), **OPTIONS),
+    "momentum": TopK(feedback=Feedback(quality_every=1, momentum=0.5), **OPTIONS),
 }
 
 
@@ -53,7 +57,7 @@ def test_quality_equals_numpy(framework, name):
         assert quality.compression_error == pytest.approx(expected, rel=1e-5)
 
         units = {layer: [layer] for layer in after}
-        if not compression.layer_wise:
+        if not compression.layers.layer_wise:
             (unit,) = quality.deltas
             units = {unit: list(after)}
         assert set(quality.deltas) == set(units)
@@ -70,7 +74,9 @@ def test_quality_equals_numpy(framework, name):
 
 @pytest.mark.usefixtures("several_ranks")
 def test_all_that_is_sent_leaves_nothing_behind(framework):
-    model = framework.model(TopK(density=1.0, min_numel=64, quality_every=1))
+    model = framework.model(
+        TopK(density=1.0, layers=Layers(min_numel=64), feedback=Feedback(quality_every=1))
+    )
     model.step(framework.integer_gradients(0))
     quality = model.stats().quality
     assert quality.compression_error == 0
@@ -80,7 +86,9 @@ def test_all_that_is_sent_leaves_nothing_behind(framework):
 @pytest.mark.usefixtures("several_ranks")
 @pytest.mark.parametrize("name", DENSE_SUMS)
 def test_a_dense_sum_leaves_its_rounding_errors_behind(framework, name):
-    model = framework.model(replace(DENSE_SUMS[name], quality_every=1))
+    model = framework.model(
+        replace(DENSE_SUMS[name], feedback=replace(DENSE_SUMS[name].feedback, quality_every=1))
+    )
     for step in range(3):
         gradients = framework.integer_gradients(step, low=-3000, high=3001)
         before = model.residuals()
@@ -98,7 +106,9 @@ def test_a_dense_sum_leaves_its_rounding_errors_behind(framework, name):
 def test_where_nodes_share_a_residual_no_rank_tells_its_own_error(framework):
     if not framework.shares_residuals:
         pytest.skip("hierarchical adds up residuals on the CPU")
-    model = framework.model(TopK(collective="hierarchical", quality_every=1, **OPTIONS))
+    model = framework.model(
+        TopK(collective="hierarchical", feedback=Feedback(quality_every=1), **OPTIONS)
+    )
     model.step(framework.integer_gradients(0))
     quality = model.stats().quality
     assert quality.compression_error is None
@@ -107,7 +117,7 @@ def test_where_nodes_share_a_residual_no_rank_tells_its_own_error(framework):
 
 @pytest.mark.usefixtures("several_ranks")
 def test_quality_is_measured_in_the_steps_that_ask_for_it(framework):
-    model = framework.model(TopK(quality_every=2, **OPTIONS))
+    model = framework.model(TopK(feedback=Feedback(quality_every=2), **OPTIONS))
     measured = []
     for step in range(4):
         model.step(framework.integer_gradients(step))

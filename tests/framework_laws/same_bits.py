@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from hvd_sparse.collectives import COLLECTIVES, SHARD_SUM
-from hvd_sparse.compression import LAGS, SBC, Compression, GTopK, TopK
-from hvd_sparse.compression_checks import AUTO
+from hvd_sparse.compression import LAGS, SBC, Compression, Feedback, GTopK, Layers, TopK
+from hvd_sparse.compression.collectives import COLLECTIVES, SHARD_SUM
+from hvd_sparse.compression.parts import AUTO
 from tests import laws
 from tests.cases import in_turn
 from tests.dense_sums import DENSE_SUMS, SPARSER_TERNARY
@@ -44,10 +44,12 @@ BACKWARDS = ("last", "second", "first")
 TWO_BUCKETS = (("last", "second"), ("first",))
 THREE_BUCKETS = (("last",), ("second",), ("first",))
 FIXED = {
-    "density": 0.05, "min_numel": 64, "bucket_numel": 1700, "rescale_residual": False,
+    "density": 0.05,
+    "layers": Layers(min_numel=64, bucket_numel=1700),
+    "feedback": Feedback(rescale=False),
     "warmup": None,
-}  # fmt: skip
-ALONE = FIXED | {"bucket_numel": 1}
+}
+ALONE = FIXED | {"layers": Layers(min_numel=64)}
 CASES = {
     "lags": Case(LAGS(adaptive=False, **FIXED), TWO_BUCKETS, "gaussian", "allgather"),
     "lags, gtopk": Case(
@@ -58,11 +60,15 @@ CASES = {
     "sbc": Case(SBC(**ALONE), THREE_BUCKETS, "one_sign", "allgather"),
 }
 MOMENTUM = {
-    "lags": LAGS(adaptive=False, momentum_correction=0.9, **FIXED),
-    "lags, gtopk": LAGS(adaptive=False, collective="gtopk", momentum_correction=0.9, **FIXED),
-    "gtopk": GTopK(momentum_correction=0.9, **FIXED),
-    "topk": TopK(momentum_correction=0.9, **FIXED),
-    "sbc": SBC(momentum_correction=0.9, **ALONE),
+    "lags": LAGS(adaptive=False, **FIXED | {"feedback": Feedback(rescale=False, momentum=0.9)}),
+    "lags, gtopk": LAGS(
+        adaptive=False,
+        collective="gtopk",
+        **FIXED | {"feedback": Feedback(rescale=False, momentum=0.9)},
+    ),
+    "gtopk": GTopK(**FIXED | {"feedback": Feedback(rescale=False, momentum=0.9)}),
+    "topk": TopK(**FIXED | {"feedback": Feedback(rescale=False, momentum=0.9)}),
+    "sbc": SBC(**ALONE | {"feedback": Feedback(rescale=False, momentum=0.9)}),
 }
 
 
@@ -89,13 +95,13 @@ def expected_bits(case, size, *, shapes, dtype, op):
         laws.on_threads(
             size,
             train,
-            segments=numels if case.compression.layer_wise else [sum(numels)],
+            segments=numels if case.compression.layers.layer_wise else [sum(numels)],
             density=case.compression.density,
             sparsifier=case.sparsifier,
             collective=case.collective,
             values="float32" if case.compression.values == AUTO else case.compression.values,
-            sparsity=case.compression.sparsity,
-            momentum=case.compression.own_momentum,
+            sparsity=case.compression.collective_options["sparsity"],
+            momentum=case.compression.feedback.own_momentum,
             dtype=dtype,
             numels=numels,
         )
@@ -116,7 +122,7 @@ def check_bits(framework, case, *, shapes=SHAPES, dtype="float32", op="Sum"):
         sums, residuals, velocities = expected[framework.rank][step]
         assert bits_of(results) == bits_of(sums)
         assert bits_of(model.residuals()) == bits_of(residuals)
-        if case.compression.own_momentum:
+        if case.compression.feedback.own_momentum:
             assert bits_of(model.velocities()) == bits_of(velocities)
         assert all(np.any(one) == leaves for one in residuals.values())
 
@@ -138,7 +144,7 @@ def test_training_gives_the_bits_of_the_core(framework, name, with_momentum, op)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("compression", [*DENSE_SUMS.values(), SPARSER_TERNARY], ids=repr)
 def test_a_dense_sum_gives_the_bits_of_the_core(framework, compression, momentum):
-    compression = replace(compression, momentum_correction=momentum)
+    compression = replace(compression, feedback=replace(compression.feedback, momentum=momentum))
     check_bits(framework, Case(compression, TWO_BUCKETS, "top_k", SHARD_SUM), op="Average")
 
 
@@ -154,8 +160,12 @@ def test_every_collective_and_sparsifier_gives_the_bits_of_the_core(
     framework, collective, sparsifier
 ):
     compression = LAGS(
-        density=0.02, sparsifier=sparsifier, collective=collective, adaptive=False, min_numel=1,
+        density=0.02,
+        sparsifier=sparsifier,
+        collective=collective,
+        adaptive=False,
+        layers=Layers(min_numel=1),
         warmup=None,
-    )  # fmt: skip
+    )
     shapes = {"w": (60, 50)}
     check_bits(framework, Case(compression, (("w",),), sparsifier, collective), shapes=shapes)

@@ -161,7 +161,9 @@ def test_a_bad_gradient_in_a_step_that_empties_residuals_keeps_them(framework, v
 @pytest.mark.usefixtures("several_ranks")
 def test_a_refused_step_that_empties_residuals_still_changes_their_rate(framework, verdict):
     verdict(sparse=False)
-    model = framework.model(replace(COMPRESSION, rescale_residual=True))
+    model = framework.model(
+        replace(COMPRESSION, feedback=replace(COMPRESSION.feedback, rescale=True))
+    )
     for step in range(CYCLE):
         framework.checked_step(model, framework.integer_gradients(step))
     before = model.residuals()

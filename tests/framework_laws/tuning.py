@@ -9,16 +9,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hvd_sparse.compression import LAGS, Dense, GTopK
+from hvd_sparse.compression import LAGS, Dense, Feedback, GTopK, Layers, Warmup
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.schedules import Warmup
 from hvd_sparse.tuning import tuner
 from hvd_sparse.tuning.tuner import Stage
 from tests.frameworks import SHAPES, any_entry
 from tests.plans import mixed_plan
 from tests.verdict import CYCLE, DENSE_STEPS
 
-COMPRESSION = LAGS(density=0.1, min_numel=64, rescale_residual=False, warmup=None)
+COMPRESSION = LAGS(
+    density=0.1, layers=Layers(min_numel=64), feedback=Feedback(rescale=False), warmup=None
+)
 BYTES = {"float32": 4, "float16": 2}
 
 
@@ -147,7 +148,7 @@ def test_replan_begins_again_and_loses_nothing(framework, verdict):
 
 
 @pytest.mark.usefixtures("several_ranks")
-@pytest.mark.parametrize("compression", [GTopK(min_numel=64), Dense()], ids=repr)
+@pytest.mark.parametrize("compression", [GTopK(layers=Layers(min_numel=64)), Dense()], ids=repr)
 def test_only_adaptive_compressions_are_planned_anew(framework, compression):
     model = framework.model(compression)
     assert model.tuning() is None

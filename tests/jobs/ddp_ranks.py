@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from hvd_sparse.compression import Layers
 from hvd_sparse.ddp import LAGS, attach, load_checkpoint, save_checkpoint, sparse_allreduce
 
 STRIDE, DEATH = 4, 10  # steps
@@ -71,7 +72,11 @@ def main() -> None:
     )
     model = DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    attach(model, optimizer, LAGS(density=0.05, min_numel=64, adaptive=False, warmup=None))
+    attach(
+        model,
+        optimizer,
+        LAGS(density=0.05, layers=Layers(min_numel=64), adaptive=False, warmup=None),
+    )
     saved = load_checkpoint(args.folder / args.name, model, optimizer)
     first_life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
     began = time.monotonic()

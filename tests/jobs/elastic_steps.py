@@ -19,6 +19,7 @@ from typing import Any
 
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
+from hvd_sparse.compression import Layers, LocalSteps
 from tests.jobs.elastic_witness import Witness
 
 STEPS_EACH = 8
@@ -41,12 +42,14 @@ TOLERANCE = {"local": 1e-12}  # of sums of residuals: differences of weights are
 def presets(module: Any) -> dict[str, Any]:
     """Returns compressions by the argument's names, from a framework's module of the package."""
     return {
-        "lags": module.LAGS(density=0.05, adaptive=False, min_numel=1),
-        "gtopk": module.GTopK(density=0.05, min_numel=1),
-        "ternary": module.ThreeLC(min_numel=1),
-        "adaptive": module.LAGS(density=0.05, min_numel=1),
+        "lags": module.LAGS(density=0.05, adaptive=False, layers=Layers(min_numel=1)),
+        "gtopk": module.GTopK(density=0.05, layers=Layers(min_numel=1)),
+        "ternary": module.ThreeLC(layers=Layers(min_numel=1)),
+        "adaptive": module.LAGS(density=0.05, layers=Layers(min_numel=1)),
         "local": module.TopK(
-            density=0.25, min_numel=1, local_steps=3, outer=module.Outer(lr=0.7, momentum=0.5)
+            density=0.25,
+            layers=Layers(min_numel=1),
+            local_steps=LocalSteps(every=3, outer=module.Outer(lr=0.7, momentum=0.5)),
         ),
     }
 

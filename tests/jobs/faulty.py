@@ -21,6 +21,7 @@ import torch
 
 from benchmarks.gloo_world import prepare
 from hvd_sparse import _core
+from hvd_sparse.compression import Layers, LocalSteps
 from hvd_sparse.torch import LAGS, mark_step
 
 # Seconds after its backward pass at which a rank of this model is exchanging.
@@ -82,9 +83,10 @@ def main() -> None:
         compression=LAGS(
             adaptive=False,
             density=density,
-            min_numel=1,
-            local_steps=args.local_steps,
-            overlap="forward" if args.forward else False,
+            layers=Layers(min_numel=1),
+            local_steps=LocalSteps(
+                every=args.local_steps, overlap="forward" if args.forward else False
+            ),
         ),
     )
     of_exchange = set(own_threads()) - before

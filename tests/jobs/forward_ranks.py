@@ -10,18 +10,20 @@ import sys
 import horovod.torch as hvd
 import torch
 
+from hvd_sparse.compression import Layers
 from hvd_sparse.pytorch import in_flight
 from hvd_sparse.torch import TopK
 
 
-def trained(overlap: bool | str) -> torch.nn.Module:
+def trained(waits: bool) -> torch.nn.Module:
     """Returns a model after a few steps with gradients of this rank's own."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 8))
     optimizer = hvd.DistributedOptimizer(
         torch.optim.Adam(model.parameters(), lr=0.01),
         named_parameters=model.named_parameters(),
-        compression=TopK(density=0.1, min_numel=64, bucket_numel=1, overlap=overlap),
+        compression=TopK(density=0.1, layers=Layers(min_numel=64, bucket_numel=1)),
+        wait_in_forward=waits,
     )
     generator = torch.Generator().manual_seed(hvd.rank())
     for _ in range(5):
@@ -34,7 +36,7 @@ def trained(overlap: bool | str) -> torch.nn.Module:
 def main() -> None:
     hvd.init()
     rank = hvd.rank()
-    usual, model = trained(False), trained("forward")
+    usual, model = trained(False), trained(True)
     assert all(in_flight.is_in_flight(param) for param in model.parameters())
     if sys.argv[1] == "exit":
         print(f"rank {rank} leaves", flush=True)

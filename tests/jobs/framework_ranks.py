@@ -16,8 +16,8 @@ from types import ModuleType
 
 import numpy as np
 
-from hvd_sparse.collectives import COLLECTIVES
-from hvd_sparse.compression import LAGS, SBC, Compression
+from hvd_sparse.compression import LAGS, SBC, Compression, Feedback, GTopKMerge, Layers, Wire
+from hvd_sparse.compression.collectives import COLLECTIVES
 
 SHAPES = {"a": (60, 50), "b": (40, 25), "c": (30, 50)}
 SPARSIFIERS = ("top_k", "gaussian", "sampled", "sidco", "random_k")
@@ -29,15 +29,26 @@ Step = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
 
 def compressions() -> Iterator[Compression]:
     """Yields compressions with collectives and sparsifiers in pairs, and a few of their options."""
-    common = {"density": 0.02, "adaptive": False, "min_numel": 1, "rescale_residual": False}
+    common = {
+        "density": 0.02,
+        "adaptive": False,
+        "layers": Layers(min_numel=1),
+        "feedback": Feedback(rescale=False),
+    }
     for collective, sparsifier in itertools.product(COLLECTIVES, SPARSIFIERS):
-        yield LAGS(collective=collective, sparsifier=sparsifier, bucket_numel=4000, **common)
-    yield LAGS(collective="gtopk", values="bfloat16", indices="packed", slack=2.0, **common)
-    yield LAGS(collective="allgather", values="float16", bucket_numel=1, **common)
-    yield LAGS(momentum_correction=0.9, clip_norm=100.0, bucket_numel=4000, **common)
-    yield SBC(density=0.02, min_numel=1)
+        yield LAGS(
+            collective=collective, sparsifier=sparsifier, layers=Layers(bucket_numel=4000), **common
+        )
+    yield LAGS(
+        collective=GTopKMerge(slack=2.0), wire=Wire(values="bfloat16", indices="packed"), **common
+    )
+    yield LAGS(collective="allgather", wire="float16", layers=Layers(bucket_numel=1), **common)
+    yield LAGS(
+        feedback=Feedback(momentum=0.9, clip_norm=100.0), layers=Layers(bucket_numel=4000), **common
+    )
+    yield SBC(density=0.02, layers=Layers(min_numel=1))
     # PyTorch may round weight and gradient together, so sums are exact here.
-    yield LAGS(momentum_correction=0.5, weight_decay=1.5, **common)
+    yield LAGS(feedback=Feedback(momentum=0.5, weight_decay=1.5), **common)
 
 
 def gradients_of(rank: int, step: int) -> dict[str, np.ndarray]:

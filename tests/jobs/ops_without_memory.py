@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse import _core
+from hvd_sparse.compression.sparsifiers import TopK
 from hvd_sparse.errors import ExchangeFailedError
 from hvd_sparse.exchange.exchange import Exchange
-from hvd_sparse.sparsifiers import TopK
 from hvd_sparse.tensorflow import ops
 
 NUMEL, PASSING, K = 100, 20, 10

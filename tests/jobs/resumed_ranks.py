@@ -18,12 +18,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse.compression import Compression
+from hvd_sparse.compression import Compression, Layers, Warmup
 from hvd_sparse.tensorflow import (
     LAGS,
     GaussianK,
     GTopK,
-    Warmup,
     load_checkpoint,
     prepare,
     save_checkpoint,
@@ -33,9 +32,14 @@ from hvd_sparse.tensorflow.registry import find_exchange
 from hvd_sparse.tuning import tuner
 from tests.plans import mixed_plan
 
-SMALL = {"density": 0.05, "min_numel": 64}
+SMALL = {"density": 0.05, "layers": Layers(min_numel=64)}
 COMPRESSIONS = {
-    "lags": LAGS(adaptive=False, collective="gtopk", warmup=None, bucket_numel=400, **SMALL),
+    "lags": LAGS(
+        adaptive=False,
+        collective="gtopk",
+        warmup=None,
+        **SMALL | {"layers": Layers(min_numel=64, bucket_numel=400)},
+    ),
     "adaptive": LAGS(warmup=None, **SMALL),
     "gtopk": GTopK(warmup=Warmup(steps=13, densities=(0.5, 0.25)), **SMALL),
     "gaussiank": GaussianK(**SMALL),

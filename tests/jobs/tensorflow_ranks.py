@@ -18,6 +18,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from benchmarks.gloo_world import prepare
+from hvd_sparse.compression import Layers
 from hvd_sparse.tensorflow import LAGS
 
 SIDE, LAYERS, STEPS = 300, 5, 24
@@ -54,7 +55,7 @@ def train(how: str) -> None:
                 after = hidden @ weight if len(weight.shape) == 2 else hidden + weight
                 hidden = tf.nn.relu(after)
             loss = tf.reduce_mean(hidden**2)
-        compression = LAGS(density=0.01, adaptive=False, bucket_numel=1)
+        compression = LAGS(density=0.01, adaptive=False, layers=Layers(bucket_numel=1))
         tape = hvd.DistributedGradientTape(tape, compression=compression)
         # Buckets are made from the last variable to the first, here starting at the first layer.
         order = weights[::-1] if how == "reversed" else weights

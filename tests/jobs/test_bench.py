@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hvd_sparse.collectives import COLLECTIVES
+from hvd_sparse.compression.collectives import COLLECTIVES
 from hvd_sparse.planning.cluster import Cluster
 from tests.jobs.launch import mpirun, run
 from tests.profiles import deep_profile

@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from hvd_sparse.collectives import COLLECTIVES
-from hvd_sparse.sparsifiers import SPARSIFIERS
+from hvd_sparse.compression.collectives import COLLECTIVES
+from hvd_sparse.compression.sparsifiers import SPARSIFIERS
 from tests.jobs.launch import mpirun, run
 
 pytestmark = pytest.mark.long

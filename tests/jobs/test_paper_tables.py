@@ -22,7 +22,7 @@ def test_a_replay_takes_as_long_as_its_compute_and_verifies_every_mode(tmp_path)
         "compute",
         "dense",
         "LAGS(density=0.01, adaptive=False, warmup=None)",
-        "TopK(layer_wise=False)",
+        "TopK(layers=Layers(layer_wise=False))",
         "GTopK",
     ]
     job = mpirun(

@@ -14,6 +14,7 @@ import horovod.torch as hvd
 import torch
 
 from benchmarks.gloo_world import prepare
+from hvd_sparse.compression import Layers
 from hvd_sparse.torch import LAGS, stats
 
 model = torch.nn.Linear(64, 32)
@@ -24,7 +25,7 @@ for life, place in enumerate(sys.argv[1:], start=1):
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1),
         named_parameters=model.named_parameters(),
-        compression=LAGS(adaptive=False, density=0.1, min_numel=1),
+        compression=LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=1)),
     )
     optimizers.append(optimizer)
     for _ in range(3):

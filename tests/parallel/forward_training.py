@@ -7,29 +7,32 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.pytorch import in_flight
 from hvd_sparse.torch import LAGS, SBC, Dense, GTopK, TopK
 from tests.gpus import DEVICE
 from tests.parallel.torch_ranks import Toy, distribute, integer_gradients
 
-FIXED = {"density": 0.1, "min_numel": 64}
+FIXED = {"density": 0.1, "layers": Layers(min_numel=64)}
 COMPRESSIONS = {
     "topk": TopK(**FIXED),
     "one bucket": GTopK(**FIXED),
-    "lags": LAGS(adaptive=False, bucket_numel=1500, **FIXED),
+    "lags": LAGS(adaptive=False, **FIXED | {"layers": Layers(min_numel=64, bucket_numel=1500)}),
     "adaptive": LAGS(**FIXED),
-    "sbc": SBC(min_numel=64),
-    "own momentum": TopK(momentum_correction=0.5, clip_norm=1.0, weight_decay=0.01, **FIXED),
+    "sbc": SBC(layers=Layers(min_numel=64)),
+    "own momentum": TopK(
+        feedback=Feedback(momentum=0.5, clip_norm=1.0, weight_decay=0.01), **FIXED
+    ),
     "dense": Dense(),
-    "dense, int8": Dense(values="int8", bucket_numel=1500),
+    "dense, int8": Dense(values="int8", layers=Layers(bucket_numel=1500)),
 }
-FORWARD = TopK(overlap="forward", bucket_numel=1, **FIXED)  # each layer is a bucket
-USUAL = TopK(bucket_numel=1, **FIXED)
+# Each layer is a bucket.
+USUAL = TopK(**FIXED | {"layers": Layers(min_numel=64, bucket_numel=1)})
 
 several = pytest.mark.usefixtures("several_ranks")
 
 
-class Layers(nn.Module):
+class Usual(nn.Module):
     """Layers of several kinds, all of which are used as usual."""
 
     def __init__(self):
@@ -88,10 +91,10 @@ def assert_equal(one, other):
         assert one == other
 
 
-def start(compression=FORWARD):
+def start(compression=USUAL, *, waits=True):
     """Returns a toy model and its optimizer after a step, which may be in flight."""
     model = Toy().to(DEVICE)
-    optimizer = distribute(model, compression)
+    optimizer = distribute(model, compression, wait_in_forward=waits)
     model.backward(integer_gradients(model, 0))
     optimizer.step()
     return model, optimizer

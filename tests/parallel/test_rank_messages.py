@@ -9,6 +9,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 
+from hvd_sparse.compression import Layers
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.ranks import messages
 from hvd_sparse.ranks.world import World
@@ -46,11 +47,11 @@ def test_code_in_the_place_of_a_record_is_refused_by_all_and_does_not_run(
     model = Toy()
     sent = f"rank {CULPRIT} of {hvd.size()} has sent a message that cannot be read as "
     with pytest.raises(HvdSparseError, match=sent + ("Report", "Introduction")[turn]):
-        distribute(model, TopK(density=0.2, min_numel=64))
+        distribute(model, TopK(density=0.2, layers=Layers(min_numel=64)))
     monkeypatch.undo()
     assert not list(tmp_path.iterdir())
 
-    optimizer = distribute(model, TopK(density=1.0, min_numel=64))
+    optimizer = distribute(model, TopK(density=1.0, layers=Layers(min_numel=64)))
     model.backward({n: torch.ones_like(p) for n, p in model.named_parameters()})
     optimizer.step()
     assert all(torch.equal(p.grad, torch.full_like(p, hvd.size())) for p in model.parameters())

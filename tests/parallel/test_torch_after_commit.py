@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hvd_sparse import log
+from hvd_sparse.compression import Layers
 from hvd_sparse.errors import ExchangeFailedError, UnsupportedError
 from hvd_sparse.pytorch.attachment import attachment_of
 from hvd_sparse.torch import LAGS, TopK, watch
@@ -71,7 +72,9 @@ def expect_that_no_rank_takes_the_step(model, run, *, match):
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
 
 
-@pytest.mark.parametrize("compression", [LAGS(adaptive=False, density=0.1, min_numel=64), LAGS()])
+@pytest.mark.parametrize(
+    "compression", [LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)), LAGS()]
+)
 @pytest.mark.parametrize(
     ("make", "match", "name"),
     [
@@ -104,7 +107,7 @@ def test_a_hook_that_leaves_such_a_gradient_is_refused_in_backward():
         on_the_culprit(lambda: setattr(p, "grad", torch.ones(()).expand(p.shape)))
 
     model.second.register_post_accumulate_grad_hook(leave)
-    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)))
 
     def run():
         model.backward(integer_gradients(model, 0))
@@ -116,7 +119,7 @@ def test_a_hook_that_leaves_such_a_gradient_is_refused_in_backward():
 @pytest.mark.parametrize("layout", ["transposed", "strided", "one buffer"])
 def test_a_gradient_of_another_layout_gets_its_average(layout):
     model = Toy({"w": (40, 30), "v": (40, 30)})
-    optimizer = distribute(model, TopK(density=1.0, min_numel=64))
+    optimizer = distribute(model, TopK(density=1.0, layers=Layers(min_numel=64)))
     gradients = integer_gradients(model, 0)
     buffer = torch.zeros(40, 60)
     layouts = {
@@ -158,7 +161,9 @@ class TakesMemory(TorchDispatchMode):
 def test_nothing_takes_memory_between_the_commit_and_the_averages(verdict, monkeypatch):
     verdict(sparse=False)
     model = Toy(dtype=torch.bfloat16)
-    optimizer = distribute(model, replace(COMPRESSION, momentum_correction=0.5))
+    optimizer = distribute(
+        model, replace(COMPRESSION, feedback=replace(COMPRESSION.feedback, momentum=0.5))
+    )
 
     def backward(step):
         optimizer.zero_grad()
@@ -199,7 +204,7 @@ def test_an_error_after_the_commit_leaves_the_step_and_so_does_a_log_that_cannot
     monkeypatch,
 ):
     model = Toy()
-    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)))
     handler = Fails()
     exchange = attachment_of(optimizer).exchange
 
@@ -225,7 +230,7 @@ def test_an_error_after_the_commit_leaves_the_step_and_so_does_a_log_that_cannot
 
 def test_a_watcher_that_fails_on_one_rank_does_not_keep_that_rank_from_the_step():
     model = Toy()
-    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)))
 
     def fail(metrics, step):
         raise OSError("no space left on device")

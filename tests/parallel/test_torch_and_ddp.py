@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from hvd_sparse.compression import LAGS, GaussianK, GTopK, TopK
+from hvd_sparse.compression import LAGS, GaussianK, GTopK, Layers, TopK
 from tests.dense_sums import DENSE_SUMS
 from tests.docs.ddp_stage import start
 from tests.frameworks import same
 from tests.parallel_ddp.ddp_framework import Ddp
 
-SMALL = {"density": 0.1, "min_numel": 64, "bucket_numel": 1500, "adaptive": False}
+SMALL = {"density": 0.1, "layers": Layers(min_numel=64, bucket_numel=1500), "adaptive": False}
 COMPRESSIONS = [preset(**SMALL) for preset in (LAGS, GTopK, GaussianK, TopK)]
 COMPRESSIONS += DENSE_SUMS.values()
 # All of it is sparse: the libraries sum dense gradients of more than two ranks in their own orders.
@@ -45,7 +45,7 @@ def test_integers_give_the_same_averages_and_residuals(framework, compression, o
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "NAdam", "Adamax"])
 def test_momentum_before_error_feedback_is_the_same(framework, optimizer):
-    compression = TopK(density=0.1, min_numel=64)
+    compression = TopK(density=0.1, layers=Layers(min_numel=64))
     ours, theirs = models(
         framework, compression, shapes=SHAPES, op="Average", optimizer=optimizer, rate=0.01
     )
@@ -58,7 +58,7 @@ def test_momentum_before_error_feedback_is_the_same(framework, optimizer):
 
 @pytest.mark.parametrize("way", ["to torch.distributed", "to Horovod"])
 def test_a_checkpoint_goes_on_with_the_other(framework, folder, way):
-    compression = TopK(density=0.1, min_numel=64)
+    compression = TopK(density=0.1, layers=Layers(min_numel=64))
     first, second = models(
         framework, compression, shapes=SHAPES, op="Average", optimizer="AdamW", rate=0.01
     )

@@ -6,6 +6,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 
+from hvd_sparse.compression import Layers
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
 from hvd_sparse.torch import LAGS, GTopK, TopK, stats
 from tests.parallel.torch_ranks import (
@@ -30,7 +31,7 @@ ODD = hvd.rank() == ODD_ONE
 def test_a_bad_gradient_on_one_rank_is_refused_by_all_and_nothing_is_lost(preset, value):
     model = Toy({"w": (40, 30), "v": (50, 20)})
     optimizer = distribute(
-        model, preset(adaptive=False, density=0.1, min_numel=64, bucket_numel=1000)
+        model, preset(adaptive=False, density=0.1, layers=Layers(min_numel=64, bucket_numel=1000))
     )
     before = residuals(optimizer)
     owed = {name: torch.zeros(p.numel()).double() for name, p in model.named_parameters()}
@@ -60,7 +61,7 @@ def test_a_bad_gradient_on_one_rank_is_refused_by_all_and_nothing_is_lost(preset
 @pytest.mark.parametrize("preset", [LAGS, GTopK, TopK])
 def test_a_finite_gradient_beyond_float32_is_refused_as_such_by_all(preset):
     model = Toy({"w": (40, 30), "v": (50, 20)}, dtype=torch.float64)
-    optimizer = distribute(model, preset(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(model, preset(adaptive=False, density=0.1, layers=Layers(min_numel=64)))
     gradients = integer_gradients(model, 0)
     if ODD:
         gradients["w"].view(-1)[17] = 1e300
@@ -75,7 +76,7 @@ def test_a_finite_gradient_beyond_float32_is_refused_as_such_by_all(preset):
 @several_ranks
 def test_a_float64_gradient_beyond_float32_that_travels_dense_is_applied():
     model = Toy({"w": (40, 30), "bias": (7,)}, dtype=torch.float64)
-    optimizer = distribute(model, TopK(density=0.1, min_numel=64))
+    optimizer = distribute(model, TopK(density=0.1, layers=Layers(min_numel=64)))
     gradients = integer_gradients(model, 0)
     gradients["bias"].fill_(1e300)
     model.backward(gradients)
@@ -88,7 +89,7 @@ def test_a_float64_gradient_beyond_float32_that_travels_dense_is_applied():
 def test_a_refused_step_before_a_new_launch_order_changes_nothing(bad):
     model = Toy({"w": (40, 30), "v": (50, 20)})
     optimizer = distribute(
-        model, LAGS(adaptive=False, density=0.1, min_numel=64, bucket_numel=1000)
+        model, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64, bucket_numel=1000))
     )
     for step in range(7):  # the order is sent after one good step, and adopted after the next
         before = residuals(optimizer)
@@ -111,7 +112,7 @@ def test_a_refused_step_before_a_new_launch_order_changes_nothing(bad):
 @several_ranks
 def test_a_bad_dense_gradient_is_refused_by_all_and_named():
     model = Toy()
-    optimizer = distribute(model, TopK(density=0.1, min_numel=64))
+    optimizer = distribute(model, TopK(density=0.1, layers=Layers(min_numel=64)))
     gradients = integer_gradients(model, 0)
     if ODD:
         gradients["bias"][3] = float("nan")
@@ -129,7 +130,7 @@ def test_a_bad_dense_gradient_is_refused_by_all_and_named():
 @several_ranks
 def test_an_overflow_of_a_narrow_type_is_refused_by_all():
     model = Toy({"w": (40, 30)}, dtype=torch.float16)
-    optimizer = distribute(model, TopK(density=1.0, min_numel=64))
+    optimizer = distribute(model, TopK(density=1.0, layers=Layers(min_numel=64)))
     gradient = torch.full((40, 30), 2.0, dtype=torch.float16)
     gradient[0] = 60000.0
     model.backward({"w": gradient})
@@ -315,7 +316,7 @@ def test_a_lazy_parameter_on_one_rank_is_refused_by_all_until_it_has_a_shape(nam
         sgd = torch.optim.SGD(model.parameters(), lr=1.0)
         names = model.named_parameters() if named else None
         return hvd.DistributedOptimizer(
-            sgd, named_parameters=names, compression=TopK(density=0.5, min_numel=64)
+            sgd, named_parameters=names, compression=TopK(density=0.5, layers=Layers(min_numel=64))
         )
 
     name = "1.weight" if named else "allreduce.noname.0.2"

@@ -9,6 +9,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 
+from hvd_sparse.compression import Feedback
 from hvd_sparse.errors import CheckpointMismatchError
 from hvd_sparse.pytorch import checkpoint as checkpoint_of_torch
 from hvd_sparse.state import checkpoint_folder
@@ -122,7 +123,7 @@ def test_random_numbers_of_a_gpu_go_on(folder, monkeypatch):
 
 @several_ranks
 def test_the_rates_of_spread_residuals_are_those_of_the_checkpoint(folder):
-    compression = GaussianK(rescale_residual=True, **FIXED)
+    compression = GaussianK(feedback=Feedback(rescale=True), **FIXED)
     model, optimizer = new(compression)
     train(model, optimizer, range(3))
     save_checkpoint(folder, model, optimizer)

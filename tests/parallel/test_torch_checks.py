@@ -8,6 +8,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 
+from hvd_sparse.compression import Layers
 from hvd_sparse.errors import InvalidArgumentError, RanksDisagreeError
 from hvd_sparse.ranks import transport
 from hvd_sparse.torch import LAGS, mark_step
@@ -22,7 +23,7 @@ from tests.torch_model import residuals
 
 pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank disagrees with nobody")
 
-COMPRESSION = LAGS(adaptive=False, density=0.1, min_numel=64)
+COMPRESSION = LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64))
 LAST = hvd.size() - 1
 TRANSPORTS = ["tcp"] if transport.problem_with_mpi(hvd) else ["mpi", "tcp"]
 

@@ -9,6 +9,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 
+from hvd_sparse.compression import Layers
 from hvd_sparse.torch import TopK
 from tests.parallel.torch_ranks import (
     Toy,
@@ -19,7 +20,7 @@ from tests.parallel.torch_ranks import (
 )
 from tests.torch_model import residuals
 
-EXACT = TopK(density=1.0, min_numel=64, bucket_numel=1500)
+EXACT = TopK(density=1.0, layers=Layers(min_numel=64, bucket_numel=1500))
 
 
 @pytest.mark.parametrize("wrapped_first", [True, False])
@@ -72,7 +73,9 @@ def test_copies_are_plain_optimizers():
 
 def test_two_optimizers_keep_apart():
     models = [Toy(), Toy()]
-    optimizers = [distribute(model, TopK(density=0.1, min_numel=64)) for model in models]
+    optimizers = [
+        distribute(model, TopK(density=0.1, layers=Layers(min_numel=64))) for model in models
+    ]
     before = [residuals(optimizer) for optimizer in optimizers]
     for step in range(4):
         order = (0, 1) if (hvd.rank() + step) % 2 else (1, 0)  # ranks differ

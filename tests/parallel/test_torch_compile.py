@@ -6,12 +6,13 @@ import horovod.torch as hvd
 import pytest
 import torch
 
+from hvd_sparse.compression import Layers
 from hvd_sparse.torch import LAGS, mark_step, watch
 from tests.parallel.torch_ranks import assert_same_on_all_ranks, distribute
 
 COMPRESSIONS = {
-    "sparse": LAGS(adaptive=False, density=0.1, min_numel=64),
-    "adaptive": LAGS(min_numel=64),
+    "sparse": LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)),
+    "adaptive": LAGS(layers=Layers(min_numel=64)),
 }
 OPTIMIZERS = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.5),

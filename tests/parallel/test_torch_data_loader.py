@@ -9,6 +9,7 @@ import horovod.torch as hvd
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from hvd_sparse.compression import Layers
 from hvd_sparse.torch import TopK
 from tests.parallel.torch_ranks import (
     distribute,
@@ -25,7 +26,7 @@ def train(workers):
     """Trains for two epochs, each with workers of its own; returns weights and residuals."""
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.ReLU(), torch.nn.Linear(30, 5))
-    compression = TopK(density=0.1, min_numel=64)
+    compression = TopK(density=0.1, layers=Layers(min_numel=64))
     abandoned = [distribute(model, compression)]
     abandoned.append(abandoned)  # a cycle, which only the garbage collector frees
     optimizer = distribute(model, compression, optimizer=torch.optim.SGD(model.parameters(), 0.01))

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.torch import LAGS
 from tests.parallel.torch_ranks import (
     Toy,
@@ -36,7 +37,12 @@ DEFAULTS = {"float64": lambda: default_type(torch.float64), "meta": lambda: torc
 def test_nothing_is_lost_whatever_the_defaults_of_torch_are(defaults, adaptive):
     model = Toy()
     steps = [integer_gradients(model, step) for step in range(3)]
-    compression = LAGS(adaptive=adaptive, density=0.1, min_numel=64, rescale_residual=False)
+    compression = LAGS(
+        adaptive=adaptive,
+        density=0.1,
+        layers=Layers(min_numel=64),
+        feedback=Feedback(rescale=False),
+    )
     with DEFAULTS[defaults]():
         optimizer = distribute(model, compression)
     for step, gradients in enumerate(steps):

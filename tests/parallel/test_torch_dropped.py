@@ -10,15 +10,16 @@ import horovod.torch as hvd
 import pytest
 import torch
 
+from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.errors import HvdSparseError
 from hvd_sparse.pytorch.attachment import attachment_of
 from hvd_sparse.torch import LAGS, TopK, watch
 from tests.parallel.torch_ranks import ON_ANY_RANK, Toy, distribute, integer_gradients
 
 COMPRESSIONS = {
-    "fixed": TopK(density=0.1, min_numel=64),
-    "momentum": TopK(density=0.1, min_numel=64, momentum_correction=0.9),
-    "adaptive": LAGS(min_numel=64),
+    "fixed": TopK(density=0.1, layers=Layers(min_numel=64)),
+    "momentum": TopK(density=0.1, layers=Layers(min_numel=64), feedback=Feedback(momentum=0.9)),
+    "adaptive": LAGS(layers=Layers(min_numel=64)),
 }
 
 

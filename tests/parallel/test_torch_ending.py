@@ -12,6 +12,7 @@ import pytest
 import torch
 from horovod.common.exceptions import HorovodInternalError
 
+from hvd_sparse.compression import Layers
 from hvd_sparse.errors import ExchangeFailedError
 from hvd_sparse.exchange import core_handle
 from hvd_sparse.pytorch.attachment import attachment_of
@@ -46,7 +47,7 @@ def wait_for_the_end(exchange):
 
 def test_a_loop_that_goes_on_after_an_end_is_told_the_first_cause_in_every_step():
     model = Toy()
-    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)))
 
     def step():
         optimizer.zero_grad()
@@ -78,7 +79,7 @@ LATER = {
 @pytest.mark.parametrize("call", LATER)
 def test_every_later_call_tells_the_first_cause_whose_gradients_wait(call, tmp_path):
     model = Toy()
-    optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(density=0.1, layers=Layers(min_numel=64)))
     exchange = attachment_of(optimizer).exchange
     model.backward({"first": integer_gradients(model, 0)["first"]})
     total(torch.zeros(1))  # all ranks have reached this point
@@ -92,7 +93,7 @@ def test_every_later_call_tells_the_first_cause_whose_gradients_wait(call, tmp_p
 @pytest.mark.parametrize("call", ["backward", "step", "synchronize", "replan", "save"])
 def test_an_end_between_two_steps_is_told_by_what_needs_the_other_ranks(call, tmp_path):
     model = Toy()
-    optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(density=0.1, layers=Layers(min_numel=64)))
     exchange = attachment_of(optimizer).exchange
     on_the_culprit(lambda: exchange.fail("a bug in the user's code"))
     wait_for_the_end(exchange)
@@ -104,7 +105,7 @@ def test_an_end_between_two_steps_is_told_by_what_needs_the_other_ranks(call, tm
 
 def test_an_interrupt_stays_one_after_the_exchange_has_ended():
     model = Toy()
-    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)))
     exchange = attachment_of(optimizer).exchange
     on_the_culprit(lambda: exchange.fail("a bug in the user's code"))
     wait_for_the_end(exchange)
@@ -114,7 +115,7 @@ def test_an_interrupt_stays_one_after_the_exchange_has_ended():
 @pytest.mark.parametrize("known", ["before", "after"])
 def test_a_shutdown_of_horovod_is_not_mistaken_for_the_reason(known, monkeypatch):
     model = Toy()
-    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)))
     exchange = attachment_of(optimizer).exchange
     reason = threading.Timer(0.3, exchange.fail, ["a bug in the user's code"])
     if hvd.rank() == hvd.size() - 1:
@@ -139,7 +140,7 @@ def test_a_shutdown_of_horovod_is_not_mistaken_for_the_reason(known, monkeypatch
 
 def test_an_error_of_horovod_itself_stays_what_it_is(monkeypatch):
     model = Toy()
-    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)))
     monkeypatch.setattr(core_handle, "_CAUSE_SECONDS", 0.1)
 
     def fails(*_, **__):
@@ -153,7 +154,7 @@ def test_an_error_of_horovod_itself_stays_what_it_is(monkeypatch):
 
 def test_a_rank_that_leaves_out_a_dense_step_is_not_waited_for_for_ever(monkeypatch):
     model = Toy()
-    optimizer = distribute(model, LAGS(density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(density=0.1, layers=Layers(min_numel=64)))
     exchange = attachment_of(optimizer).exchange
     monkeypatch.setenv("HVD_SPARSE_TIMEOUT_SECONDS", "1")
 
@@ -173,7 +174,7 @@ def test_a_rank_that_leaves_out_a_dense_step_is_not_waited_for_for_ever(monkeypa
 def test_what_fails_after_a_step_that_counts_is_told_by_the_next_one(monkeypatch):
     """All ranks have taken the step by then: a rank that did not would lose what was delivered."""
     model = Toy()
-    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)))
     exchange = attachment_of(optimizer).exchange
     gradients = integer_gradients(model, 0)
 
@@ -194,7 +195,7 @@ def test_what_fails_after_a_step_that_counts_is_told_by_the_next_one(monkeypatch
 
 def test_nothing_keeps_the_parameters_of_a_discarded_optimizer():
     model = Toy()
-    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)))
     model.backward(integer_gradients(model, 0))
     optimizer.step()
     left = [weakref.ref(param) for param in model.parameters()]

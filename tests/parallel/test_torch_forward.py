@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 
 import horovod.torch as hvd
 import pytest
@@ -17,10 +16,9 @@ from hvd_sparse.torch import Dense, load_checkpoint, mark_step, save_checkpoint,
 from tests.gpus import DEVICE
 from tests.parallel.forward_training import (
     COMPRESSIONS,
-    FORWARD,
     USUAL,
-    Layers,
     Unusual,
+    Usual,
     assert_equal,
     flying,
     several,
@@ -84,12 +82,18 @@ def train(
 
 def assert_the_same_training(model, compression, optimizer, **options):
     usual = train(model, compression, optimizer, **options)
-    forward = train(model, replace(compression, overlap="forward"), optimizer, **options)
+    forward = train(
+        model,
+        compression,
+        optimizer,
+        wait_in_forward=True,
+        **options,
+    )
     assert_equal(forward, usual)
 
 
 @pytest.mark.parametrize("name", COMPRESSIONS)
-@pytest.mark.parametrize("model", [Layers, Unusual])
+@pytest.mark.parametrize("model", [Usual, Unusual])
 def test_presets_train_with_the_same_bits(name, model, verdict):
     verdict(sparse=True)
     assert_the_same_training(
@@ -122,15 +126,15 @@ def test_several_passes_and_clipping_train_with_the_same_bits(name):
         nn.utils.clip_grad_norm_(params, 0.1)
 
     compression = COMPRESSIONS[name]
-    assert_the_same_training(Layers, compression, "adam", backward_passes_per_step=2)
-    assert_the_same_training(Layers, compression, "adam", each_step=clip)
+    assert_the_same_training(Usual, compression, "adam", backward_passes_per_step=2)
+    assert_the_same_training(Usual, compression, "adam", each_step=clip)
 
 
 @several
 def test_steps_without_a_gradient_are_taken_as_usual():
     weights = []
-    for overlap in (False, "forward"):
-        model, optimizer = start(replace(USUAL, overlap=overlap))
+    for waits in (False, True):
+        model, optimizer = start(waits=waits)
         for _ in range(2):
             optimizer.zero_grad()  # else the usual way would take its averages for gradients
             optimizer.step()
@@ -146,8 +150,8 @@ def test_attention_outside_of_training_takes_the_same_way():
     expected = copy.deepcopy(layer)
     results = []
     x = torch.randn(2, 5, 16).to(DEVICE)
-    for one, overlap in ((expected, False), (layer, "forward")):
-        optimizer = distribute(one, Dense(overlap=overlap))
+    for one, waits in ((expected, False), (layer, True)):
+        optimizer = distribute(one, Dense(), wait_in_forward=waits)
         one.eval()(x).square().sum().backward()
         optimizer.step()
         with torch.no_grad():
@@ -164,8 +168,14 @@ def test_an_evaluation_in_inference_mode_or_autocast_changes_nothing(name):
             assert all(bool(param.isfinite().all()) for param in params)
 
     compression = COMPRESSIONS[name]
-    usual = train(Layers, compression, "adam")
-    forward = train(Layers, replace(compression, overlap="forward"), "adam", after_step=evaluate)
+    usual = train(Usual, compression, "adam")
+    forward = train(
+        Usual,
+        compression,
+        "adam",
+        wait_in_forward=True,
+        after_step=evaluate,
+    )
     assert_equal(forward, usual)
 
 
@@ -190,7 +200,7 @@ def test_compiled_models_train_as_plain_ones(kind):
         torch.compiler.reset()
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 4)).to(DEVICE)
-        optimizer = distribute(model, FORWARD)
+        optimizer = distribute(model, USUAL, wait_in_forward=True)
         call = compiled(model)
         for step in range(4):
             optimizer.zero_grad()
@@ -206,12 +216,14 @@ def test_compiled_models_train_as_plain_ones(kind):
 @pytest.mark.parametrize("name", ["topk", "adaptive"])
 def test_a_training_that_is_resumed_goes_on_with_the_same_bits(name, folder, verdict):
     verdict(sparse=True)
-    compression = replace(COMPRESSIONS[name], overlap="forward")
+    compression = COMPRESSIONS[name]
 
     def new():
         model = Toy().to(DEVICE)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        return model, distribute(model, compression, optimizer=optimizer, op=hvd.Average)
+        return model, distribute(
+            model, compression, optimizer=optimizer, op=hvd.Average, wait_in_forward=True
+        )
 
     def steps(model, optimizer, first):
         for step in range(first, first + 3):
@@ -236,9 +248,14 @@ def test_a_training_that_is_resumed_goes_on_with_the_same_bits(name, folder, ver
 @several
 def test_layers_that_a_pass_leaves_out_may_come_in_the_next_pass():
     weights = []
-    for overlap in (False, "forward"):
+    for waits in (False, True):
         model = Toy().to(DEVICE)
-        optimizer = distribute(model, replace(USUAL, overlap=overlap), backward_passes_per_step=2)
+        optimizer = distribute(
+            model,
+            USUAL,
+            wait_in_forward=waits,
+            backward_passes_per_step=2,
+        )
         for step in range(3):
             optimizer.zero_grad()
             gradients = integer_gradients(model, step)

@@ -8,9 +8,10 @@ import horovod.torch as hvd
 import pytest
 import torch
 
+from hvd_sparse.compression import Layers, Warmup
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
 from hvd_sparse.exchange.exchange import Exchange
-from hvd_sparse.torch import LAGS, SBC, GaussianK, GTopK, TopK, Warmup, sparse_allreduce, stats
+from hvd_sparse.torch import LAGS, SBC, GaussianK, GTopK, TopK, sparse_allreduce, stats
 from tests.dense_sums import DENSE_SUMS
 from tests.parallel.torch_ranks import (
     Toy,
@@ -204,7 +205,7 @@ def test_stats_tell_what_a_step_cost(preset):
     model = Toy()
     warmup = Warmup(steps=1, densities=(0.5,))
     compression = preset(
-        adaptive=False, density=0.1, min_numel=64, bucket_numel=1000, warmup=warmup
+        adaptive=False, density=0.1, layers=Layers(min_numel=64, bucket_numel=1000), warmup=warmup
     )
     optimizer = distribute(model, compression)
     assert stats(optimizer).last is None
@@ -216,7 +217,7 @@ def test_stats_tell_what_a_step_cost(preset):
     assert last.step == 1
     assert sums.steps == 2
     numels = {"last": 600, "second": 1000, "first": 1200}
-    if compression.layer_wise:
+    if compression.layers.layer_wise:
         assert {b.bucket: b.numel for b in last.buckets} == numels
         assert {b.bucket: b.asked for b in last.buckets} == {
             name: math.ceil(numel / 10) for name, numel in numels.items()

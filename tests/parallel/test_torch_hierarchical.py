@@ -8,6 +8,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 
+from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.torch import LAGS
 from tests.parallel.torch_ranks import (
     Toy,
@@ -22,9 +23,8 @@ COMPRESSION = LAGS(
     adaptive=False,
     collective="hierarchical",
     density=0.1,
-    min_numel=64,
-    bucket_numel=1500,
-    rescale_residual=False,
+    layers=Layers(min_numel=64, bucket_numel=1500),
+    feedback=Feedback(rescale=False),
 )
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
@@ -96,9 +96,8 @@ def test_residuals_of_another_collective_are_taken_up():
             adaptive=False,
             collective="gtopk",
             density=0.1,
-            min_numel=64,
-            bucket_numel=1500,
-            rescale_residual=False,
+            layers=Layers(min_numel=64, bucket_numel=1500),
+            feedback=Feedback(rescale=False),
         ),
     )
     train(model, optimizer, range(3))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import time
 import weakref
-from dataclasses import replace
 
 import horovod.torch as hvd
 import pytest
 import torch
 from torch import nn
 
+from hvd_sparse.compression import Feedback
 from hvd_sparse.errors import (
     ExchangeFailedError,
     InvalidArgumentError,
@@ -25,7 +25,6 @@ from tests.gpus import DEVICE
 from tests.parallel.forward_training import (
     COMPRESSIONS,
     FIXED,
-    FORWARD,
     USUAL,
     flying,
     several,
@@ -45,7 +44,7 @@ from tests.torch_model import residuals
 @several
 def test_a_step_does_not_wait_for_a_late_rank_and_the_next_use_does():
     model = Toy().to(DEVICE)
-    optimizer = distribute(model, FORWARD)
+    optimizer = distribute(model, USUAL, wait_in_forward=True)
     late = hvd.rank() == hvd.size() - 1
     hvd.barrier()
     if late:
@@ -72,7 +71,11 @@ def test_a_step_does_not_wait_for_a_late_rank_and_the_next_use_does():
 @pytest.mark.parametrize("name", ["topk", "one bucket", "lags", "dense, int8"])
 def test_nothing_is_lost(name):
     model = Toy().to(DEVICE)
-    optimizer = distribute(model, replace(COMPRESSIONS[name], overlap="forward"))
+    optimizer = distribute(
+        model,
+        COMPRESSIONS[name],
+        wait_in_forward=True,
+    )
     for step in range(5):
         kept = residuals(optimizer)
         before = {
@@ -98,7 +101,7 @@ def test_nothing_is_lost(name):
 @pytest.mark.parametrize("bad", ["first", "bias"])  # in a bucket, and summed by Horovod
 def test_a_part_that_is_not_finite_is_refused_alone(bad):
     model = Toy().to(DEVICE)
-    optimizer = distribute(model, FORWARD)
+    optimizer = distribute(model, USUAL, wait_in_forward=True)
     gradients = integer_gradients(model, 0)
     if hvd.rank() == hvd.size() - 1:
         gradients[bad].view(-1)[3] = float("nan")
@@ -125,7 +128,7 @@ def test_a_part_that_is_not_finite_is_refused_alone(bad):
 @several
 def test_at_the_end_a_refused_part_is_told_and_the_others_are_applied():
     model = Toy().to(DEVICE)
-    optimizer = distribute(model, FORWARD)
+    optimizer = distribute(model, USUAL, wait_in_forward=True)
     gradients = integer_gradients(model, 0)
     gradients["first"].fill_(float("inf"))
     model.backward(gradients)
@@ -200,7 +203,7 @@ def test_one_rank_may_evaluate_alone():
 def test_closures_and_hooks_before_the_step_see_averages():
     seen = []
     model = Toy().to(DEVICE)
-    optimizer = distribute(model, FORWARD)
+    optimizer = distribute(model, USUAL, wait_in_forward=True)
 
     def closure():
         optimizer.zero_grad()
@@ -222,7 +225,7 @@ def test_torchscript_waits_at_the_module_and_is_found_out_elsewhere():
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 4))
     scripted = torch.jit.script(layers.to(DEVICE))
-    optimizer = distribute(scripted, FORWARD)
+    optimizer = distribute(scripted, USUAL, wait_in_forward=True)
     x = torch.ones(2, 20, device=DEVICE)
     for _ in range(3):
         scripted(x).sum().backward()
@@ -240,18 +243,18 @@ def test_torchscript_waits_at_the_module_and_is_found_out_elsewhere():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"overlap": "backward"}, "overlap must be True, False or 'forward', got 'backward'"),
-        ({"overlap": "forward", "local_steps": 4}, "overlap must be True or False with local_step"),
+        ({"wait_in_forward": "yes"}, "wait_in_forward must be one of True, False, got 'yes'"),
+        ({"compression": TopK(local_steps=4)}, "local_steps must be None with wait_in_forward"),
+        ({"grad_scaler": torch.amp.GradScaler("cpu")}, "grad_scaler must be None with"),
         (
-            {"overlap": "forward", "loss_scale": torch.amp.GradScaler("cpu")},
-            "loss_scale must be No",
+            {"compression": TopK(feedback=Feedback(quality_every=5))},
+            "quality_every must be None with wait_in_forward",
         ),
-        ({"overlap": "forward", "quality_every": 5}, "quality_every must be None with overlap"),
     ],
 )
 def test_options_that_do_not_go_together_are_named(options, text):
     with pytest.raises(InvalidArgumentError, match=text):
-        TopK(**options)
+        distribute(Toy(), **{"compression": TopK(), "wait_in_forward": True, **options})
 
 
 class OwnFunctions(nn.Parameter):
@@ -280,7 +283,7 @@ def test_what_it_cannot_do_is_refused_before_anything_is_sent(kind, monkeypatch)
     }[kind]
     optimizer = make(model.parameters())
     with pytest.raises(UnsupportedError, match=text):
-        distribute(model, FORWARD, optimizer=optimizer)
+        distribute(model, USUAL, wait_in_forward=True, optimizer=optimizer)
 
 
 @several

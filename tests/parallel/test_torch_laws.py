@@ -6,6 +6,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 
+from hvd_sparse.compression import Layers
 from hvd_sparse.torch import LAGS, GaussianK, GTopK, TopK
 from tests.framework_laws import discards, exactness, laws_in, same_bits
 from tests.parallel.torch_ranks import assert_same_on_all_ranks, distribute, gradients_of, total
@@ -24,7 +25,7 @@ def test_a_trained_network_is_bitwise_equal_on_all_ranks(preset):
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = distribute(
         model,
-        preset(adaptive=False, density=0.05, min_numel=50, bucket_numel=100),
+        preset(adaptive=False, density=0.05, layers=Layers(min_numel=50, bucket_numel=100)),
         optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
         op=hvd.Average,
     )
@@ -43,7 +44,7 @@ def test_gradients_in_another_memory_format_are_exchanged_in_logical_order():
     layouts = [torch.contiguous_format, torch.channels_last]
     model = torch.nn.Conv2d(4, 6, 3).to(memory_format=layouts[hvd.rank() % 2])
     model.load_state_dict(plain.state_dict())
-    optimizer = distribute(model, TopK(density=1.0, min_numel=1))
+    optimizer = distribute(model, TopK(density=1.0, layers=Layers(min_numel=1)))
     inputs = torch.randint(-3, 4, (2, 4, 5, 5), generator=torch.Generator().manual_seed(hvd.rank()))
     model(inputs.float()).sum().backward()
     plain(inputs.float()).sum().backward()

@@ -8,8 +8,9 @@ import torch
 from horovod.common.exceptions import HostsUpdatedInterrupt
 from horovod.runner.elastic.worker import HostUpdateResult
 
+from hvd_sparse.compression import Layers, LocalSteps, Outer
 from hvd_sparse.errors import ExchangeFailedError
-from hvd_sparse.torch import Dense, Outer, TopK, local_steps, meet, stats
+from hvd_sparse.torch import Dense, TopK, local_steps, meet, stats
 from tests.framework_laws import laws_in
 from tests.framework_laws import local_steps as laws
 from tests.parallel.torch_ranks import (
@@ -26,7 +27,9 @@ globals().update(laws_in(laws))
 
 EVERY = 3
 OUTER = Outer(lr=0.5, momentum=0.5, nesterov=True)
-SPARSE = TopK(density=0.1, min_numel=64, local_steps=EVERY, outer=OUTER)
+SPARSE = TopK(
+    density=0.1, layers=Layers(min_numel=64), local_steps=LocalSteps(every=EVERY, outer=OUTER)
+)
 
 several = pytest.mark.skipif(hvd.size() == 1, reason="a single rank exchanges nothing")
 
@@ -56,10 +59,10 @@ def same(some, others):
 @several
 @pytest.mark.parametrize("others", ["get it broadcast", "load it without residuals"])
 def test_all_ranks_adopt_the_outer_momentum_of_rank_0(others):
-    model, optimizer = made(Dense(local_steps=EVERY, outer=OUTER))
+    model, optimizer = made(Dense(local_steps=LocalSteps(every=EVERY, outer=OUTER)))
     for number in range(EVERY):
         step(model, optimizer, number)
-    twin, taking_over = made(Dense(local_steps=EVERY, outer=OUTER))
+    twin, taking_over = made(Dense(local_steps=LocalSteps(every=EVERY, outer=OUTER)))
     take_over_from_rank_0(taking_over, optimizer.state_dict(), others)
     twin.load_state_dict(model.state_dict())
     for number in range(EVERY, 3 * EVERY):
@@ -94,7 +97,7 @@ def test_ranks_meet_before_an_elastic_state_is_saved_and_begin_an_interval_with_
 
 @several
 def test_what_ranks_did_since_they_met_is_not_lost_when_the_exchange_is_pooled():
-    model, optimizer = made(TopK(density=0.1, min_numel=64, local_steps=EVERY))
+    model, optimizer = made(TopK(density=0.1, layers=Layers(min_numel=64), local_steps=EVERY))
     state = hvd.elastic.TorchState(model=model, optimizer=optimizer, number=0)
     state.sync()
     given = [step(model, optimizer, number) for number in range(EVERY - 1)]

@@ -8,6 +8,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 
+from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError
 from hvd_sparse.torch import LAGS, GTopK, TopK
 from tests.parallel.torch_ranks import (
@@ -22,14 +23,11 @@ from tests.torch_model import residuals
 from tests.verdict import CYCLE
 
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no residuals")
+LAYERS, FEEDBACK = Layers(min_numel=64), Feedback(rescale=False)
 PRESETS = {
-    "lags": lambda scaler: LAGS(
-        adaptive=False, density=0.1, min_numel=64, rescale_residual=False, loss_scale=scaler
-    ),
-    "gtopk": lambda scaler: GTopK(density=0.1, min_numel=64, loss_scale=scaler),
-    "adaptive": lambda scaler: LAGS(
-        density=0.1, min_numel=64, rescale_residual=False, loss_scale=scaler
-    ),
+    "lags": LAGS(adaptive=False, density=0.1, layers=LAYERS, feedback=FEEDBACK),
+    "gtopk": GTopK(density=0.1, layers=LAYERS),
+    "adaptive": LAGS(density=0.1, layers=LAYERS, feedback=FEEDBACK),
 }
 
 
@@ -57,7 +55,7 @@ def test_nothing_is_lost_while_the_scale_grows(preset, verdict):
     verdict(sparse=True)
     scaler = new_scaler(growth_interval=3)
     model = Toy()
-    optimizer = distribute(model, PRESETS[preset](scaler))
+    optimizer = distribute(model, PRESETS[preset], grad_scaler=scaler)
     for step in range(CYCLE + 4 if preset == "adaptive" else 8):
         before = residuals(optimizer)
         gradients = integer_gradients(model, step)
@@ -70,7 +68,7 @@ def test_nothing_is_lost_while_the_scale_grows(preset, verdict):
 @pytest.mark.parametrize("preset", ["lags", "gtopk"])
 def test_a_disabled_scaler_skips_nothing_so_a_bad_gradient_is_refused(preset):
     model = Toy()
-    optimizer = distribute(model, PRESETS[preset](new_scaler(enabled=False)))
+    optimizer = distribute(model, PRESETS[preset], grad_scaler=new_scaler(enabled=False))
     gradients = integer_gradients(model, 0)
     if hvd.rank() == 0:
         gradients["first"][0, 0] = math.nan
@@ -86,7 +84,7 @@ def test_a_disabled_scaler_skips_nothing_so_a_bad_gradient_is_refused(preset):
 def test_a_bad_gradient_of_one_rank_makes_all_skip_and_back_off(preset, where):
     scaler = new_scaler(growth_interval=1000)
     model = Toy()
-    optimizer = distribute(model, PRESETS[preset](scaler))
+    optimizer = distribute(model, PRESETS[preset], grad_scaler=scaler)
     scaled_step(model, optimizer, scaler, integer_gradients(model, 0))
     weights = [p.detach().clone() for p in model.parameters()]
     owed = {name: total(part) for name, part in residuals(optimizer).items()}
@@ -108,7 +106,7 @@ def test_a_bad_gradient_of_one_rank_makes_all_skip_and_back_off(preset, where):
 def test_a_gradient_beyond_float32_makes_all_skip_and_back_off(preset):
     scaler = new_scaler(growth_interval=1000)
     model = Toy(dtype=torch.float64)
-    optimizer = distribute(model, PRESETS[preset](scaler))
+    optimizer = distribute(model, PRESETS[preset], grad_scaler=scaler)
     bad = integer_gradients(model, 0)
     if hvd.rank() == hvd.size() - 1:
         bad["last"].view(-1)[0] = 1e300
@@ -127,7 +125,7 @@ def test_accumulation_clipping_and_process_sets_go_with_it(passes, clip, dtype):
     model = Toy(dtype=dtype)
     options = {} if ranks is None else {"process_set": ranks}
     optimizer = distribute(
-        model, PRESETS["lags"](scaler), backward_passes_per_step=passes, **options
+        model, PRESETS["lags"], grad_scaler=scaler, backward_passes_per_step=passes, **options
     )
     try:
         for step in range(3):
@@ -143,7 +141,11 @@ def test_accumulation_clipping_and_process_sets_go_with_it(passes, clip, dtype):
             hvd.remove_process_set(ranks)
 
 
-def test_what_is_no_scaler_is_refused_and_scalers_do_not_make_ranks_differ():
-    with pytest.raises(InvalidArgumentError, match="loss_scale must have get_scale"):
-        TopK(loss_scale=1024.0)
-    assert repr(TopK(loss_scale=new_scaler())) == "TopK(density=0.001, loss_scale=GradScaler)"
+def test_what_is_no_scaler_is_refused():
+    with pytest.raises(InvalidArgumentError, match="grad_scaler must have get_scale"):
+        distribute(Toy(), TopK, grad_scaler=1024.0)
+
+
+def test_a_compression_of_horovod_takes_no_scaler():
+    with pytest.raises(InvalidArgumentError, match="grad_scaler needs compression=LAGS"):
+        distribute(Toy(), hvd.Compression.none, grad_scaler=new_scaler())

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from hvd_sparse.compression import Layers
 from hvd_sparse.errors import GradientInFlightError
 from hvd_sparse.torch import LAGS, TopK
 from hvd_sparse.torch.host import HorovodHost
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank exchanges
 
 def test_a_second_backward_raises():
     model = Toy()
-    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)))
     gradients = integer_gradients(model, 0)
 
     def run():
@@ -45,7 +46,7 @@ def test_an_assertion_error_is_raised_as_in_horovod():
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_zero_grad_between_backward_and_step_raises(set_to_none):
     model = Toy()
-    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)))
 
     def run():
         optimizer.zero_grad()
@@ -59,7 +60,7 @@ def test_zero_grad_between_backward_and_step_raises(set_to_none):
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_the_models_zero_grad_between_backward_and_step_raises(set_to_none):
     model = Toy()
-    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)))
 
     def run():
         optimizer.zero_grad()
@@ -73,7 +74,7 @@ def test_the_models_zero_grad_between_backward_and_step_raises(set_to_none):
 @pytest.mark.parametrize("parameter", ["first", "bias"])
 def test_a_gradient_that_is_replaced_raises(parameter):
     model = Toy()
-    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)))
     p = getattr(model, parameter)
 
     def run():
@@ -87,7 +88,7 @@ def test_a_gradient_that_is_replaced_raises(parameter):
 
 def test_clipping_before_synchronize_raises():
     model = Toy()
-    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)))
 
     def run():
         optimizer.zero_grad()
@@ -108,7 +109,7 @@ def test_what_horovod_writes_by_functions_of_pytorch_is_no_change(monkeypatch):
 
     monkeypatch.setattr(HorovodHost, "reduce", write_and_reduce)
     model = Toy()
-    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)))
     gradients = integer_gradients(model, 0)
     model.backward(gradients)
     optimizer.step()
@@ -118,7 +119,7 @@ def test_what_horovod_writes_by_functions_of_pytorch_is_no_change(monkeypatch):
 
 def test_reentrant_checkpointing_of_a_shared_parameter_raises():
     shared = torch.nn.Linear(40, 40)
-    optimizer = distribute(shared, LAGS(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(shared, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)))
 
     def run():
         optimizer.zero_grad()
@@ -133,7 +134,7 @@ def test_reentrant_checkpointing_of_a_shared_parameter_raises():
 
 def test_a_generator_loss_that_reaches_the_discriminator_raises():
     generator, discriminator = torch.nn.Linear(40, 40), torch.nn.Linear(40, 40)
-    compression = LAGS(adaptive=False, density=0.1, min_numel=64)
+    compression = LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64))
     of_generator = distribute(generator, compression)
     of_discriminator = distribute(discriminator, compression)
 
@@ -152,7 +153,7 @@ def test_a_generator_loss_that_reaches_the_discriminator_raises():
 
 def test_a_gradient_added_to_an_average_raises():
     model = Toy()
-    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)))
 
     def run():
         optimizer.zero_grad()
@@ -167,7 +168,7 @@ def test_a_gradient_added_to_an_average_raises():
 
 def test_a_step_that_skips_an_exchange_that_never_was_raises_before_it_changes_anything():
     model = Toy()
-    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)))
 
     def run():
         model.backward(integer_gradients(model, 0))
@@ -182,7 +183,7 @@ def test_a_step_that_skips_an_exchange_that_never_was_raises_before_it_changes_a
 @pytest.mark.parametrize("action", ["load_state_dict", "reset_residual", "passes"])
 def test_state_does_not_change_while_gradients_are_in_flight(action):
     model = Toy()
-    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)))
     state = optimizer.state_dict()
     actions = {
         "load_state_dict": lambda: optimizer.load_state_dict(state),
@@ -201,7 +202,7 @@ def test_state_does_not_change_while_gradients_are_in_flight(action):
 
 def test_an_exchange_that_has_ended_stays_so_and_a_new_optimizer_goes_on():
     model = Toy()
-    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)))
     gradients = integer_gradients(model, 0)
 
     def run():
@@ -213,7 +214,7 @@ def test_an_exchange_that_has_ended_stays_so_and_a_new_optimizer_goes_on():
     for _ in range(2):
         with pytest.raises(ON_ANY_RANK):
             optimizer.step()
-    optimizer = distribute(model, TopK(density=0.1, min_numel=64))
+    optimizer = distribute(model, TopK(density=0.1, layers=Layers(min_numel=64)))
     optimizer.zero_grad()
     model.backward(gradients)
     optimizer.step()
@@ -221,7 +222,7 @@ def test_an_exchange_that_has_ended_stays_so_and_a_new_optimizer_goes_on():
 
 def test_an_exception_in_a_closure_ends_the_step_on_that_rank_and_the_peers_are_told():
     model = Toy()
-    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)))
 
     def closure():
         optimizer.zero_grad()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.errors import CheckpointMismatchError, ExchangeFailedError, InvalidArgumentError
 from hvd_sparse.torch import GTopK, TopK
 from tests.framework_laws import laws_in, momentum
@@ -18,7 +19,7 @@ from tests.torch_model import velocities
 
 globals().update(laws_in(momentum))
 
-OPTIONS = {"density": 0.1, "min_numel": 64, "momentum_correction": 0.5}
+OPTIONS = {"density": 0.1, "layers": Layers(min_numel=64), "feedback": Feedback(momentum=0.5)}
 
 
 def train(model, optimizer, steps):
@@ -49,7 +50,7 @@ def test_reset_residual_empties_velocities_and_a_damaged_one_is_refused():
 )
 def test_momentum_is_not_applied_twice(make, match):
     model = Toy()
-    with pytest.raises(InvalidArgumentError, match=f"{match} and momentum_correction"):
+    with pytest.raises(InvalidArgumentError, match=f"{match} and Feedback momentum"):
         distribute(model, TopK(**OPTIONS), optimizer=make(model.parameters()))
 
 

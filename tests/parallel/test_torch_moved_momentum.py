@@ -8,9 +8,10 @@ import horovod.torch as hvd
 import pytest
 import torch
 
+from hvd_sparse.compression import Feedback, Layers, Warmup
 from hvd_sparse.errors import ExchangeFailedError, InvalidArgumentError
 from hvd_sparse.pytorch.attachment import attachment_of
-from hvd_sparse.torch import LAGS, TopK, Warmup
+from hvd_sparse.torch import LAGS, TopK
 from tests.parallel.torch_ranks import (
     Toy,
     assert_same_on_all_ranks,
@@ -22,8 +23,8 @@ from tests.parallel.torch_ranks import (
 from tests.torch_model import residuals, velocities
 
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank leaves it as it is")
-SPARSE = {"density": 0.1, "min_numel": 64}
-DENSE = {"min_numel": 10**6}
+SPARSE = {"density": 0.1, "layers": Layers(min_numel=64)}
+DENSE = {"layers": Layers(min_numel=10**6)}
 FAMILY = [
     (torch.optim.Adam, {"betas": (0.5, 0.999)}),
     (torch.optim.AdamW, {"betas": (0.5, 0.999)}),
@@ -103,7 +104,9 @@ def test_dense_steps_have_the_momentum_of_the_stock_optimizer():
 
 @several_ranks
 @pytest.mark.parametrize(
-    "compression", [TopK(**DENSE), TopK(density=1.0, min_numel=1), LAGS(**DENSE)], ids=repr
+    "compression",
+    [TopK(**DENSE), TopK(density=1.0, layers=Layers(min_numel=1)), LAGS(**DENSE)],
+    ids=repr,
 )
 def test_where_all_is_delivered_a_step_is_that_of_the_stock_sgd(compression):
     options = {"momentum": 0.75, "dampening": 0.5}
@@ -157,11 +160,11 @@ def test_the_momentum_of_a_schedule_is_that_of_each_step():
     ("kind", "options", "compression"),
     [
         (torch.optim.SGD, {}, {}),
-        (torch.optim.SGD, {"momentum": 0.5}, {"momentum_correction": 0}),
+        (torch.optim.SGD, {"momentum": 0.5}, {"feedback": Feedback(momentum="keep")}),
         (torch.optim.RMSprop, {"momentum": 0.5}, {}),
         (torch.optim.Adagrad, {}, {}),
         (torch.optim.Adam, {"betas": (0.0, 0.9)}, {}),
-        (torch.optim.Adam, {}, {"momentum_correction": 0}),
+        (torch.optim.Adam, {}, {"feedback": Feedback(momentum="keep")}),
     ],
 )
 def test_an_optimizer_without_a_momentum_to_move_keeps_what_it_has(kind, options, compression):

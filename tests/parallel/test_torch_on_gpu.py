@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
+from hvd_sparse.compression import Layers
 from hvd_sparse.torch import LAGS, GaussianK, GTopK, TopK
 from tests.dense_sums import DENSE_SUMS
 from tests.gpus import needs_gpu
@@ -23,7 +22,7 @@ from tests.torch_model import residuals
 # All layers are sparse, since a Horovod built for the CPU takes no tensors of a GPU.
 LARGE = {name: shape for name, shape in SHAPES.items() if name != "bias"}
 SELECTING = [
-    preset(adaptive=False, density=0.1, min_numel=64, bucket_numel=1500)
+    preset(adaptive=False, density=0.1, layers=Layers(min_numel=64, bucket_numel=1500))
     for preset in (LAGS, GTopK, GaussianK, TopK)
 ]
 
@@ -59,9 +58,13 @@ def test_training_has_the_bits_of_the_cpu(compression, dtype):
 def test_a_parameter_in_flight_waits_on_the_stream_that_uses_it(compression):
     """Forward and backward passes take turns on two streams, each behind a long computation."""
     weights = {}
-    for overlap in (False, "forward"):
+    for waits in (False, True):
         model = Toy(LARGE).to("cuda:0")
-        optimizer = distribute(model, replace(compression, overlap=overlap))
+        optimizer = distribute(
+            model,
+            compression,
+            wait_in_forward=waits,
+        )
         streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
         seen = []
         for step in range(6):
@@ -74,8 +77,8 @@ def test_a_parameter_in_flight_waits_on_the_stream_that_uses_it(compression):
                 model.backward(gradients)
             optimizer.step()
             optimizer.zero_grad()
-            assert (overlap == "forward") == bool(flying(model))
+            assert waits == bool(flying(model))
         optimizer.state_dict()
         torch.cuda.synchronize()
-        weights[overlap] = [one.cpu() for one in [*seen, *model.parameters()]]
-    assert all(map(torch.equal, weights[False], weights["forward"]))
+        weights[waits] = [one.cpu() for one in [*seen, *model.parameters()]]
+    assert all(map(torch.equal, weights[False], weights[True]))

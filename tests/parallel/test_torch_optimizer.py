@@ -9,6 +9,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 
+from hvd_sparse.compression import Layers
 from hvd_sparse.errors import GradientInFlightError
 from hvd_sparse.torch import LAGS, GTopK, TopK
 from tests.parallel.torch_ranks import (
@@ -22,7 +23,7 @@ from tests.parallel.torch_ranks import (
 )
 from tests.torch_model import residuals
 
-EXACT = TopK(density=1.0, min_numel=64, bucket_numel=1500)
+EXACT = TopK(density=1.0, layers=Layers(min_numel=64, bucket_numel=1500))
 
 
 def test_the_same_object_comes_back():
@@ -37,7 +38,9 @@ def test_the_same_object_comes_back():
 @pytest.mark.parametrize("preset", [LAGS, GTopK])
 def test_gradients_of_several_backward_passes_add_up(preset):
     model = Toy()
-    compression = preset(adaptive=False, density=0.2, min_numel=64, bucket_numel=1500)
+    compression = preset(
+        adaptive=False, density=0.2, layers=Layers(min_numel=64, bucket_numel=1500)
+    )
     optimizer = distribute(model, compression, backward_passes_per_step=3)
     before = residuals(optimizer)
     for step in range(3):
@@ -97,7 +100,7 @@ def test_clipping_acts_on_the_average():
 
 def test_a_step_after_synchronize_does_not_exchange_twice():
     model = Toy()
-    optimizer = distribute(model, TopK(density=0.1, min_numel=64))
+    optimizer = distribute(model, TopK(density=0.1, layers=Layers(min_numel=64)))
     model.backward(integer_gradients(model, 0))
     optimizer.synchronize()
     exchanged, kept = gradients_of(model), residuals(optimizer)
@@ -163,7 +166,7 @@ def test_a_step_whose_residuals_were_not_kept_cannot_be_thrown_away_but_taken():
 def test_closures_are_exchanged_after_their_backward(name, by_keyword):
     model = Toy()
     optimizer = getattr(torch.optim, name)(model.parameters(), lr=1.0)
-    compression = replace(EXACT, momentum_correction=0)
+    compression = replace(EXACT, feedback=replace(EXACT.feedback, momentum="keep"))
     optimizer = distribute(model, compression, optimizer=optimizer)
     for step in range(3):
         gradients = integer_gradients(model, step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import horovod.torch as hvd
 import torch
 
+from hvd_sparse.compression import Layers
 from hvd_sparse.torch import LAGS, GTopK, TopK, sparse_allreduce
 from tests.framework_laws import laws_in, process_sets
 from tests.parallel.torch_ranks import (
@@ -24,7 +25,7 @@ def test_nested_sets_cannot_deadlock(sets):
     optimizers = [
         distribute(
             model,
-            preset(adaptive=False, density=0.1, min_numel=64, bucket_numel=1000),
+            preset(adaptive=False, density=0.1, layers=Layers(min_numel=64, bucket_numel=1000)),
             process_set=s,
         )
         for model, preset, s in zip(models, (LAGS, GTopK, TopK), everyone, strict=True)
@@ -46,7 +47,10 @@ def test_a_state_is_broadcast_to_ranks_outside_the_set(sets):
     model = Toy()
     adam = torch.optim.Adam(model.parameters(), lr=1.0 + hvd.rank())
     optimizer = distribute(
-        model, LAGS(adaptive=False, min_numel=64), optimizer=adam, process_set=sets[0]
+        model,
+        LAGS(adaptive=False, layers=Layers(min_numel=64)),
+        optimizer=adam,
+        process_set=sets[0],
     )
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     assert optimizer.param_groups[0]["lr"] == 1.0

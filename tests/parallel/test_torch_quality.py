@@ -5,6 +5,7 @@ from __future__ import annotations
 import horovod.torch as hvd
 import pytest
 
+from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.torch import TopK, watch
 from tests.framework_laws import laws_in, quality
 from tests.parallel.torch_ranks import Toy, distribute, integer_gradients
@@ -12,13 +13,13 @@ from tests.parallel.torch_ranks import Toy, distribute, integer_gradients
 globals().update(laws_in(quality))
 
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank leaves nothing behind")
-OPTIONS = {"density": 0.1, "min_numel": 64}
+OPTIONS = {"density": 0.1, "layers": Layers(min_numel=64)}
 
 
 @several_ranks
 def test_it_is_measured_when_asked_for_and_watched():
     model = Toy()
-    optimizer = distribute(model, TopK(quality_every=2, **OPTIONS))
+    optimizer = distribute(model, TopK(feedback=Feedback(quality_every=2), **OPTIONS))
     told = []
     watch(optimizer, lambda metrics, step: told.append(metrics))
     for step in range(4):

@@ -6,6 +6,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 
+from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.errors import ExchangeFailedError, UnsupportedError
 from hvd_sparse.torch import LAGS, GTopK, TopK
 from tests.parallel.torch_ranks import (
@@ -19,7 +20,7 @@ from tests.parallel.torch_ranks import (
 from tests.torch_model import residuals
 
 pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no residuals")
-SPARSE = {"density": 0.001, "min_numel": 64, "momentum_correction": 0}
+SPARSE = {"density": 0.001, "layers": Layers(min_numel=64), "feedback": Feedback(momentum="keep")}
 
 
 def with_momentum(groups, lr):
@@ -81,14 +82,27 @@ def test_the_residual_scales_with_old_rate_over_new_of_its_group(rates, ratio):
         (GTopK(**SPARSE), torch.optim.SGD, False, False),
         (TopK(**SPARSE), torch.optim.SGD, False, False),
         (
-            LAGS(adaptive=False, warmup=None, **SPARSE, rescale_residual=True),
+            LAGS(
+                adaptive=False,
+                warmup=None,
+                **SPARSE | {"feedback": Feedback(momentum="keep", rescale=True)},
+            ),
             torch.optim.Adagrad,
             True,
             True,
         ),
-        (TopK(**SPARSE, rescale_residual=True), with_momentum, False, True),
         (
-            LAGS(adaptive=False, warmup=None, **SPARSE, rescale_residual=False),
+            TopK(**SPARSE | {"feedback": Feedback(momentum="keep", rescale=True)}),
+            with_momentum,
+            False,
+            True,
+        ),
+        (
+            LAGS(
+                adaptive=False,
+                warmup=None,
+                **SPARSE | {"feedback": Feedback(momentum="keep", rescale=False)},
+            ),
             torch.optim.SGD,
             False,
             False,
@@ -141,7 +155,7 @@ def test_in_units_of_the_rate_nothing_is_lost():
     model = Toy({"w": (40, 30)})
     optimizer = distribute(
         model,
-        LAGS(adaptive=False, density=0.05, min_numel=1),
+        LAGS(adaptive=False, density=0.05, layers=Layers(min_numel=1)),
         optimizer=torch.optim.SGD([model.w], lr=1.0),
     )
     owed, lost = torch.zeros(1200).double(), torch.zeros(1200).double()
@@ -285,7 +299,7 @@ def test_a_frozen_parameter_that_stays_in_its_group_gets_what_it_is_owed():
     model = Toy({"w": (8, 8), "v": (8, 8)})
     optimizer = distribute(
         model,
-        LAGS(adaptive=False, density=0.25, min_numel=1),
+        LAGS(adaptive=False, density=0.25, layers=Layers(min_numel=1)),
         optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
     )
     gradients = integer_gradients(model, 0)

@@ -6,6 +6,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 
+from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.pytorch.attachment import attachment_of
 from hvd_sparse.torch import LAGS
 from tests.parallel.torch_ranks import (
@@ -22,7 +23,9 @@ pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank exchanges
 
 def test_layers_that_were_frozen_meanwhile_are_exchanged_all_the_same():
     model = Toy()
-    compression = LAGS(adaptive=False, density=0.1, min_numel=64, rescale_residual=False)
+    compression = LAGS(
+        adaptive=False, density=0.1, layers=Layers(min_numel=64), feedback=Feedback(rescale=False)
+    )
     optimizer = distribute(model, compression)
     for step in range(6):
         frozen = [model.first, model.bias] if 2 <= step < 4 else []

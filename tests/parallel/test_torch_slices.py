@@ -8,6 +8,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 
+from hvd_sparse.compression import Layers
 from hvd_sparse.errors import NonFiniteGradientError
 from hvd_sparse.torch import Dense, stats
 from tests.gpus import DEVICE
@@ -22,7 +23,7 @@ from tests.parallel.torch_ranks import (
 from tests.torch_model import residuals
 
 SHAPES = {"first": (40, 30), "large": (301, 400), "bias": (7,), "last": (150, 400)}
-SLICED = Dense(bucket_numel=50_000)
+SLICED = Dense(layers=Layers(bucket_numel=50_000))
 NAMES = [
     *("last[0:30000]", "last[30000:60000]", "bias"),
     *("large[0:40133]", "large[40133:80266]", "large[80266:120400]", "first"),
@@ -63,7 +64,7 @@ def test_slices_give_the_sums_of_whole_layers(dtype):
 def test_steps_that_do_not_wait_have_the_same_bits(values):
     compression = replace(SLICED, values=values)
     weights, kept, _ = train(compression)
-    forward, kept_forward, last = train(replace(compression, overlap="forward"))
+    forward, kept_forward, last = train(compression, wait_in_forward=True)
     assert all(map(torch.equal, weights, forward))
     assert all(map(torch.equal, kept.values(), kept_forward.values()))
     assert {bucket.bucket for bucket in last.buckets} == set(NAMES)
@@ -83,7 +84,10 @@ def test_nothing_is_lost_and_residuals_go_on_in_other_slices():
     kept = residuals(optimizer)
     assert set(kept) == set(SHAPES)
     assert any(bool(one.any()) for one in kept.values())
-    for other in (replace(compression, bucket_numel=4 << 20), compression):
+    for other in (
+        replace(compression, layers=replace(compression.layers, bucket_numel=4 << 20)),
+        compression,
+    ):
         resumed = distribute(twin, other)
         resumed.load_state_dict(optimizer.state_dict())
         assert all(map(torch.equal, residuals(resumed).values(), kept.values()))
@@ -97,7 +101,11 @@ def test_nothing_is_lost_and_residuals_go_on_in_other_slices():
 @several
 def test_a_slice_that_is_not_finite_refuses_its_whole_layer_and_no_other():
     model = Toy(SHAPES).to(DEVICE)
-    optimizer = distribute(model, replace(SLICED, overlap="forward", values="int4"))
+    optimizer = distribute(
+        model,
+        replace(SLICED, values="int4"),
+        wait_in_forward=True,
+    )
     gradients = integer_gradients(model, 0)
     if hvd.rank() == hvd.size() - 1:
         gradients["large"].view(-1)[50_000] = float("nan")
@@ -119,9 +127,8 @@ def test_a_slice_that_is_not_finite_refuses_its_whole_layer_and_no_other():
 
 @several
 def test_several_passes_add_up_in_slices():
-    compression = replace(SLICED, overlap="forward")
     model = Toy(SHAPES).to(DEVICE)
-    optimizer = distribute(model, compression, backward_passes_per_step=2)
+    optimizer = distribute(model, SLICED, backward_passes_per_step=2, wait_in_forward=True)
     given = [integer_gradients(model, step) for step in range(2)]
     for gradients in given:
         model.backward(gradients)

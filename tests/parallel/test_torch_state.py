@@ -9,8 +9,9 @@ import horovod.torch as hvd
 import pytest
 import torch
 
+from hvd_sparse.compression import Layers, Warmup
 from hvd_sparse.errors import CheckpointMismatchError
-from hvd_sparse.torch import LAGS, TopK, Warmup, stats
+from hvd_sparse.torch import LAGS, TopK, stats
 from tests.parallel.torch_ranks import (
     Toy,
     assert_nothing_is_lost,
@@ -22,7 +23,7 @@ from tests.parallel.torch_ranks import (
 from tests.torch_model import residuals
 
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no residuals")
-COMPRESSION = LAGS(adaptive=False, density=0.1, min_numel=64, bucket_numel=1500)
+COMPRESSION = LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64, bucket_numel=1500))
 
 
 def optimizers(model):
@@ -135,11 +136,11 @@ def test_a_state_that_does_not_fit_is_refused(change, match):
 @pytest.mark.parametrize("kind", ["SGD", "Adam"])
 def test_residuals_go_on_in_other_buckets(kind):
     model, twin = Toy(), Toy()
-    parts = replace(COMPRESSION, momentum_correction=0)
+    parts = replace(COMPRESSION, feedback=replace(COMPRESSION.feedback, momentum="keep"))
     optimizer = new_optimizer(model, kind, parts)
     train(model, optimizer, range(3))
     state = stored(optimizer.state_dict())
-    whole = replace(parts, bucket_numel=1 << 20)
+    whole = replace(parts, layers=replace(parts.layers, bucket_numel=1 << 20))
     resumed = new_optimizer(twin, kind, whole)
     resumed.load_state_dict(state)
     before = residuals(optimizer)
@@ -249,7 +250,9 @@ def test_the_state_is_broadcast_and_residuals_stay(kind, loaded):
 
 @pytest.mark.parametrize("others", ["get it broadcast", "load it without residuals"])
 def test_a_warm_up_goes_on_where_rank_0_was(others):
-    compression = TopK(density=0.01, min_numel=64, warmup=Warmup(steps=2, densities=(0.5, 0.1)))
+    compression = TopK(
+        density=0.01, layers=Layers(min_numel=64), warmup=Warmup(steps=2, densities=(0.5, 0.1))
+    )
     model = Toy()
     optimizer = new_optimizer(model, "momentum", compression)
     train(model, optimizer, range(3))
@@ -270,7 +273,7 @@ def test_a_warm_up_goes_on_where_rank_0_was(others):
     "others", ["get it broadcast", "load it without residuals", "went on", "reset theirs"]
 )
 def test_ranks_draw_the_same_entries_wherever_residuals_were_lost(others):
-    compression = TopK(density=0.01, min_numel=64, sparsifier="random_k")
+    compression = TopK(density=0.01, layers=Layers(min_numel=64), sparsifier="random_k")
 
     def entries(model, optimizer, step):
         optimizer.zero_grad()

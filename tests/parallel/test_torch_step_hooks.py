@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from hvd_sparse.compression import Layers
 from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.torch import LAGS, TopK
 from tests.parallel.torch_ranks import (
@@ -21,7 +22,7 @@ from tests.parallel.torch_ranks import (
     total,
 )
 
-EXACT = TopK(density=1.0, min_numel=64, bucket_numel=1500)
+EXACT = TopK(density=1.0, layers=Layers(min_numel=64, bucket_numel=1500))
 
 pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank exchanges nothing")
 
@@ -175,7 +176,7 @@ def test_a_scheduler_takes_a_step_that_was_replaced(monkeypatch):
 @pytest.mark.parametrize("then", ["zero_grad", "backward", "step"])
 def test_a_step_that_bypassed_the_exchange_is_named_as_the_cause(then):
     model = Toy()
-    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)))
 
     def bypass():
         for group in optimizer.param_groups:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hvd_sparse.torch
-from hvd_sparse.compression import Compression
+from hvd_sparse.compression import Compression, Layers
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.torch import LAGS, patches, stats
 from tests.parallel.torch_ranks import Toy, assert_same_on_all_ranks, integer_gradients
@@ -86,7 +86,9 @@ def test_sparse_and_stock_optimizers_live_side_by_side():
     models = [torch.nn.Linear(40, 40), torch.nn.Linear(40, 40)]
     optimizers = []
     for model, compression in zip(
-        models, (LAGS(adaptive=False, min_numel=64), hvd.Compression.none), strict=True
+        models,
+        (LAGS(adaptive=False, layers=Layers(min_numel=64)), hvd.Compression.none),
+        strict=True,
     ):
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         optimizers.append(

@@ -9,6 +9,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 
+from hvd_sparse.compression import Layers
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError
 from hvd_sparse.timeline import timeline
 from hvd_sparse.torch import LAGS, Dense, GTopK, TopK, stats
@@ -37,8 +38,8 @@ def file_of_each_rank(tmp_path, monkeypatch):
 @pytest.mark.parametrize("preset", [LAGS, GTopK, TopK, Dense])
 def test_every_bucket_and_every_step_is_there(file_of_each_rank, preset):
     model = Toy()
-    density = 1.0 if preset is Dense else 0.2
-    compression = preset(density=density, min_numel=64, bucket_numel=1300, adaptive=False)
+    selecting = {} if preset is Dense else {"density": 0.2, "adaptive": False}
+    compression = preset(layers=Layers(min_numel=64, bucket_numel=1300), **selecting)
     optimizer = distribute(model, compression)
     told = []
     for step in range(STEPS):
@@ -80,7 +81,7 @@ def test_every_bucket_and_every_step_is_there(file_of_each_rank, preset):
 @several_ranks
 def test_a_refused_step_is_marked_on_every_rank(file_of_each_rank):
     model = Toy()
-    optimizer = distribute(model, TopK(density=0.2, min_numel=64))
+    optimizer = distribute(model, TopK(density=0.2, layers=Layers(min_numel=64)))
     for bad in (True, False):
         optimizer.zero_grad()
         gradients = integer_gradients(model, 0)
@@ -103,7 +104,7 @@ def test_one_file_is_written_by_rank_0_alone(tmp_path, monkeypatch):
     path = tmp_path / "trace.json"
     monkeypatch.setenv(timeline.VARIABLE, str(path))
     model = Toy()
-    optimizer = distribute(model, TopK(density=0.2, min_numel=64))
+    optimizer = distribute(model, TopK(density=0.2, layers=Layers(min_numel=64)))
     model.backward(integer_gradients(model, 0))
     optimizer.step()
     finish()
@@ -121,11 +122,11 @@ def test_all_ranks_refuse_a_fifo_of_one_rank_and_go_on_without_it(tmp_path, monk
     monkeypatch.setenv(timeline.VARIABLE, str(name))
     model = Toy()
     with pytest.raises(InvalidArgumentError, match=f"rank {CULPRIT} can write.* it is a FIFO"):
-        distribute(model, TopK(density=0.2, min_numel=64))
+        distribute(model, TopK(density=0.2, layers=Layers(min_numel=64)))
     if hvd.rank() != CULPRIT:
         finish()
     monkeypatch.delenv(timeline.VARIABLE)
-    optimizer = distribute(model, TopK(density=1.0, min_numel=64))
+    optimizer = distribute(model, TopK(density=1.0, layers=Layers(min_numel=64)))
     model.backward({n: torch.ones_like(p) for n, p in model.named_parameters()})
     optimizer.step()
 
@@ -139,11 +140,11 @@ def test_all_ranks_refuse_a_file_that_one_cannot_write(tmp_path, monkeypatch):
     with pytest.raises(
         InvalidArgumentError, match=f"HVD_SPARSE_TIMELINE .* rank {CULPRIT} can write"
     ):
-        distribute(model, TopK(density=0.2, min_numel=64))
+        distribute(model, TopK(density=0.2, layers=Layers(min_numel=64)))
     if hvd.rank() != CULPRIT:
         finish()
     monkeypatch.delenv(timeline.VARIABLE)
-    optimizer = distribute(model, TopK(density=1.0, min_numel=64))
+    optimizer = distribute(model, TopK(density=1.0, layers=Layers(min_numel=64)))
     model.backward({n: torch.ones_like(p) for n, p in model.named_parameters()})
     optimizer.step()
     assert all(torch.equal(p.grad, torch.full_like(p, hvd.size())) for p in model.parameters())

@@ -6,6 +6,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 
+from hvd_sparse.compression import Layers
 from hvd_sparse.errors import ExchangeFailedError, UnsupportedError
 from hvd_sparse.pytorch import functions
 from hvd_sparse.pytorch.attachment import attachment_of
@@ -29,7 +30,9 @@ pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank exchanges
 
 def test_a_sparse_gradient_is_refused_by_name():
     embedding = torch.nn.Embedding(50, 40, sparse=True)
-    optimizer = distribute(embedding, LAGS(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(
+        embedding, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64))
+    )
 
     def run():
         embedding(torch.tensor([hvd.rank()])).sum().backward()
@@ -41,7 +44,7 @@ def test_a_sparse_gradient_is_refused_by_name():
 
 def test_a_sparse_gradient_is_made_dense_where_that_was_asked_for():
     embedding = torch.nn.Embedding(50, 40, sparse=True)
-    compression = TopK(density=1.0, min_numel=64)
+    compression = TopK(density=1.0, layers=Layers(min_numel=64))
     optimizer = distribute(embedding, compression, sparse_as_dense=True)
     for _ in range(2):
         optimizer.zero_grad()
@@ -54,7 +57,7 @@ def test_a_sparse_gradient_is_made_dense_where_that_was_asked_for():
 def test_a_parameter_that_was_added_later_is_refused():
     model = Toy()
     model.first.requires_grad_(False)
-    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)))
     model.first.requires_grad_(True)
 
     def run():
@@ -68,7 +71,7 @@ def test_a_parameter_that_was_added_later_is_refused():
 @pytest.mark.parametrize("arrives", [True, False])
 def test_a_parameter_that_was_moved_is_refused(monkeypatch, arrives):
     model = Toy()
-    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)))
     exchange = attachment_of(optimizer).exchange
     elsewhere = torch.device("meta")  # as far as known, the device of all previous parameters
 
@@ -87,7 +90,7 @@ def test_a_parameter_that_was_moved_is_refused(monkeypatch, arrives):
 @pytest.mark.parametrize("shape", [(40, 30), (7,)], ids=["sparse", "dense"])
 def test_a_gradient_that_is_to_be_differentiated_is_refused(shape):
     model = Toy({"w": shape})
-    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)))
 
     def run():
         optimizer.zero_grad()
@@ -99,7 +102,7 @@ def test_a_gradient_that_is_to_be_differentiated_is_refused(shape):
 
 def test_second_derivatives_are_taken_beside_an_exchange():
     model = Toy({"w": (40, 30)})
-    optimizer = distribute(model, TopK(density=1.0, min_numel=64))
+    optimizer = distribute(model, TopK(density=1.0, layers=Layers(min_numel=64)))
     loss = ((model.w - 1) ** 2).sum()
     (slope,) = torch.autograd.grad(loss, model.w, create_graph=True)
     (loss + (slope**2).sum()).backward()
@@ -109,7 +112,7 @@ def test_second_derivatives_are_taken_beside_an_exchange():
 
 def test_join_is_refused_while_there_is_a_sparse_optimizer():
     model = Toy()
-    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)))
 
     def run():
         on_the_culprit(hvd.join)
@@ -133,7 +136,7 @@ def end_capture(optimizer, monkeypatch):
 
 def test_a_captured_backward_is_refused_on_all_ranks_and_touches_no_gradient(monkeypatch):
     model = Toy()
-    optimizer = distribute(model, TopK(density=0.5, min_numel=64))
+    optimizer = distribute(model, TopK(density=0.5, layers=Layers(min_numel=64)))
     gradients = integer_gradients(model, 0)
 
     def run():
@@ -152,7 +155,7 @@ def test_a_captured_backward_is_refused_on_all_ranks_and_touches_no_gradient(mon
 
 def test_a_captured_backward_of_all_ranks_is_refused_on_all(monkeypatch):
     model = Toy()
-    optimizer = distribute(model, LAGS(min_numel=64))
+    optimizer = distribute(model, LAGS(layers=Layers(min_numel=64)))
     start_capture(optimizer, monkeypatch)
     # A rank that comes later learns of the first one's error.
     with pytest.raises((UnsupportedError, ExchangeFailedError), match="into a CUDA graph"):
@@ -161,7 +164,7 @@ def test_a_captured_backward_of_all_ranks_is_refused_on_all(monkeypatch):
 
 def test_a_step_that_exchanges_while_it_is_captured_is_refused(monkeypatch):
     model = Toy()
-    optimizer = distribute(model, TopK(density=0.5, min_numel=64))
+    optimizer = distribute(model, TopK(density=0.5, layers=Layers(min_numel=64)))
 
     def run():
         optimizer.zero_grad()
@@ -174,7 +177,7 @@ def test_a_step_that_exchanges_while_it_is_captured_is_refused(monkeypatch):
 
 def test_a_step_that_follows_an_own_synchronize_may_be_captured(monkeypatch):
     model = Toy()
-    optimizer = distribute(model, TopK(density=1.0, min_numel=64))
+    optimizer = distribute(model, TopK(density=1.0, layers=Layers(min_numel=64)))
     for _ in range(2):
         optimizer.zero_grad()
         model.backward(integer_gradients(model, 0))
@@ -201,7 +204,7 @@ def test_one_tensor_is_refused_while_a_graph_is_captured(monkeypatch):
 @pytest.mark.runs_first
 def test_join_works_when_the_last_sparse_optimizer_is_gone():
     model = Toy()
-    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, min_numel=64))
+    optimizer = distribute(model, LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64)))
     model.backward(integer_gradients(model, 0))
     optimizer.step()
     del optimizer

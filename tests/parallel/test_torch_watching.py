@@ -6,6 +6,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 
+from hvd_sparse.compression import Layers
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.torch import Dense, GTopK, stats, summary, watch
 from tests.parallel.torch_ranks import (
@@ -16,7 +17,7 @@ from tests.parallel.torch_ranks import (
 from tests.torch_model import residuals
 
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank exchanges nothing")
-COMPRESSION = GTopK(density=0.1, min_numel=64)
+COMPRESSION = GTopK(density=0.1, layers=Layers(min_numel=64))
 
 
 def train(model, optimizer, steps):

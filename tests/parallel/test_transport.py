@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hvd_sparse import _core
+from hvd_sparse.compression import Layers
 from hvd_sparse.errors import InvalidArgumentError, RanksDisagreeError
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.ranks import transport
@@ -41,7 +42,7 @@ def test_an_exchange_takes_horovods_transport_or_what_is_asked_for(world):
 
 def test_statistics_name_the_transport():
     model = Toy()
-    optimizer = distribute(model, TopK(density=0.1, min_numel=64))
+    optimizer = distribute(model, TopK(density=0.1, layers=Layers(min_numel=64)))
     model.backward(integer_gradients(model, 0))
     optimizer.step()
     assert stats(optimizer).last.transport == own_transport()

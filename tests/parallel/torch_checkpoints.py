@@ -6,11 +6,17 @@ import horovod.torch as hvd
 import pytest
 import torch
 
+from hvd_sparse.compression import Layers
 from hvd_sparse.torch import LAGS
 from tests.parallel.torch_ranks import Toy, distribute, integer_gradients
 
-FIXED = {"density": 0.1, "min_numel": 64}
-SIMPLE = LAGS(adaptive=False, collective="gtopk", warmup=None, bucket_numel=1500, **FIXED)
+FIXED = {"density": 0.1, "layers": Layers(min_numel=64)}
+SIMPLE = LAGS(
+    adaptive=False,
+    collective="gtopk",
+    warmup=None,
+    **FIXED | {"layers": Layers(min_numel=64, bucket_numel=1500)},
+)
 
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no residuals")
 

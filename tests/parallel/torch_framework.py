@@ -46,8 +46,9 @@ class Model(TorchModel):
         self._optimizer = hvd.DistributedOptimizer(
             self._optimizer,
             named_parameters=self._module.named_parameters(),
-            compression=hvd.Compression.none if compression is None else self._scaling,
+            compression=hvd.Compression.none if compression is None else compression,
             backward_passes_per_step=passes,
+            **({} if self._scaler is None else {"grad_scaler": self._scaler}),
             **options,
         )
 

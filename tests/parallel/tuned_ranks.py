@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.torch import LAGS
 from tests.parallel.torch_ranks import (
     assert_nothing_is_lost,
@@ -9,7 +10,9 @@ from tests.parallel.torch_ranks import (
 )
 from tests.torch_model import residuals
 
-COMPRESSION = LAGS(density=0.1, min_numel=64, rescale_residual=False, warmup=None)
+COMPRESSION = LAGS(
+    density=0.1, layers=Layers(min_numel=64), feedback=Feedback(rescale=False), warmup=None
+)
 
 
 def train(model, optimizer, steps, *, dtype=None):

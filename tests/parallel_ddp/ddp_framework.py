@@ -68,9 +68,10 @@ class Model(TorchModel):
             attach(
                 self._ddp,
                 self._optimizer,
-                self._scaling,
+                compression,
                 op=OPS[op],
                 gradient_predivide_factor=predivide,
+                grad_scaler=self._scaler,
             )
 
     def _backward(self, gradients: Arrays) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from hvd_sparse.compression import Layers
 from hvd_sparse.ddp import TopK, attach
 from hvd_sparse.errors import ExchangeFailedError, GradientInFlightError
 from tests.gpus import DEVICE
@@ -12,8 +13,8 @@ from tests.parallel_ddp.ddp_framework import BUCKET_MB
 from tests.torch_model import array_of
 from tests.torch_model import residuals as residuals_of
 
-SMALL = {"min_numel": 64, "bucket_numel": 1500}
-EVERYTHING = TopK(density=1.0, min_numel=1)
+SMALL = {"layers": Layers(min_numel=64, bucket_numel=1500)}
+EVERYTHING = TopK(density=1.0, layers=Layers(min_numel=1))
 RATE = 2.0**-6  # so that changes of integer gradients are exact
 # A rank may learn of another's mistake before it makes its own.
 ON_ANY_RANK = (GradientInFlightError, ExchangeFailedError)

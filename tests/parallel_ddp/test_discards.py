@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.ddp import LAGS, TopK, attach, stats
 from tests.gpus import DEVICE
 from tests.parallel_ddp.ddp_framework import BUCKET_MB
@@ -36,7 +37,9 @@ def test_momentum_is_not_applied_twice_to_an_average(framework):
 @pytest.mark.usefixtures("several_ranks")
 def test_a_loss_that_reaches_the_parameters_of_another_optimizer_does_not_move_them(framework):
     adversary = network()
-    optimizer = attached(adversary, TopK(density=0.1, min_numel=1), kind=torch.optim.AdamW)
+    optimizer = attached(
+        adversary, TopK(density=0.1, layers=Layers(min_numel=1)), kind=torch.optim.AdamW
+    )
     before = weights_of(adversary.module)
     for step in range(6):
         optimizer.zero_grad()
@@ -52,7 +55,7 @@ def test_a_loss_that_reaches_the_parameters_of_another_optimizer_does_not_move_t
 @pytest.mark.usefixtures("several_ranks")
 def test_sharpness_aware_steps_do_as_without_compression(framework):
     ours, theirs = network(), network()
-    compression = TopK(density=1.0, min_numel=1, momentum_correction=0)
+    compression = TopK(density=1.0, layers=Layers(min_numel=1), feedback=Feedback(momentum="keep"))
     optimizers = attached(ours, compression), torch.optim.SGD(theirs.parameters(), lr=RATE)
     for step in range(4):
         for ddp, optimizer in zip((ours, theirs), optimizers, strict=True):
@@ -97,7 +100,9 @@ class Fails(torch.autograd.Function):
 
 @pytest.mark.usefixtures("several_ranks")
 @pytest.mark.parametrize("amid", [False, True])
-@pytest.mark.parametrize("compression", [TopK(density=0.1, **SMALL), LAGS(min_numel=64)])
+@pytest.mark.parametrize(
+    "compression", [TopK(density=0.1, **SMALL), LAGS(layers=Layers(min_numel=64))]
+)
 def test_a_module_that_is_wrapped_anew_keeps_its_optimizer_and_residuals(
     framework, compression, amid
 ):

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.ddp import (
     LAGS,
     GTopK,
@@ -173,7 +174,11 @@ def test_the_functions_of_an_optimizer_are_those_of_horovods_interface(framework
     verdict(sparse=True)
     ddp = DistributedDataParallel(Toy().to(DEVICE))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-    attach(ddp, optimizer, LAGS(min_numel=64, warmup=None, momentum_correction=0))
+    attach(
+        ddp,
+        optimizer,
+        LAGS(layers=Layers(min_numel=64), warmup=None, feedback=Feedback(momentum="keep")),
+    )
     first, told = tuning(optimizer).stage, []
     watch(optimizer, lambda metrics, step: told.append((step, metrics)), every=4, norms=True)
     for step in range(12):
@@ -204,7 +209,7 @@ def test_a_state_dict_without_residuals_is_told_once(framework, caplog):
 
     ddp = DistributedDataParallel(torch.nn.Linear(30, 40))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-    attach(ddp, optimizer, TopK(min_numel=1))
+    attach(ddp, optimizer, TopK(layers=Layers(min_numel=1)))
     ddp(torch.ones(2, 30) * framework.rank).sum().backward()
     optimizer.step()
     optimizer.state_dict()

@@ -14,6 +14,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from hvd_sparse.compression import Feedback, Layers, LocalSteps
 from hvd_sparse.ddp import LAGS, TopK, attach, meet, stats
 from hvd_sparse.errors import (
     ExchangeFailedError,
@@ -105,7 +106,7 @@ def test_gradients_accumulate_within_no_sync(framework):
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.RAdam, torch.optim.SGD])
 def test_at_density_one_an_optimizer_does_as_without_compression(framework, kind):
     ours, theirs = network(), network()
-    compression = TopK(density=1.0, min_numel=1, momentum_correction=0)
+    compression = TopK(density=1.0, layers=Layers(min_numel=1), feedback=Feedback(momentum="keep"))
     optimizers = attached(ours, compression, kind=kind), kind(theirs.parameters(), lr=RATE)
     for step in range(6):
         for ddp, optimizer in zip((ours, theirs), optimizers, strict=True):
@@ -124,8 +125,12 @@ def test_gradients_of_another_optimizer_are_averaged_dense(framework, local_step
     for ddp in (ours, theirs):
         first, last = ddp.module[0], ddp.module[2]
         pairs.append([torch.optim.SGD(one.parameters(), lr=0.1) for one in (last, first)])
-    on_gradients = {"weight_decay": 0.5, "clip_norm": 1e-3} if local_steps == 1 else {}
-    compression = TopK(density=0.05, min_numel=1, local_steps=local_steps, **on_gradients)
+    on_gradients = (
+        {"feedback": Feedback(weight_decay=0.5, clip_norm=1e-3)} if local_steps == 1 else {}
+    )
+    compression = TopK(
+        density=0.05, layers=Layers(min_numel=1), local_steps=local_steps, **on_gradients
+    )
     attach(ours, pairs[0][0], compression)
     for step in range(3):
         for ddp, optimizers in zip((ours, theirs), pairs, strict=True):
@@ -162,7 +167,9 @@ def test_a_rank_without_data_takes_part_in_join(framework):
 @pytest.mark.parametrize("overlap", [False, True])
 def test_ranks_without_data_come_to_meetings_and_all_meet_at_the_end_of_join(framework, overlap):
     ddp = DistributedDataParallel(Toy().to(DEVICE), bucket_cap_mb=BUCKET_MB)
-    optimizer = attached(ddp, TopK(density=0.1, local_steps=3, overlap=overlap, **SMALL))
+    optimizer = attached(
+        ddp, TopK(density=0.1, local_steps=LocalSteps(every=3, overlap=overlap), **SMALL)
+    )
     owed = dict.fromkeys(SHAPES, 0.0)
     for round_of_join in range(2):
         with Join([ddp]):
@@ -250,7 +257,7 @@ def test_a_compiled_model_is_attached(framework, inside):
 
 def test_a_closure_computes_the_gradients_of_a_step(framework):
     ddp = network()
-    optimizer = attached(ddp, TopK(density=0.1, min_numel=1), kind=torch.optim.AdamW)
+    optimizer = attached(ddp, TopK(density=0.1, layers=Layers(min_numel=1)), kind=torch.optim.AdamW)
 
     def closure(step):
         optimizer.zero_grad()
@@ -299,7 +306,7 @@ def test_join_may_divide_by_the_ranks_that_have_data(framework, op):
 @pytest.mark.parametrize("view", [False, True])
 def test_a_step_that_is_not_finite_is_refused_out_of_backward_and_training_goes_on(framework, view):
     ddp = network(gradient_as_bucket_view=view)
-    optimizer = attached(ddp, TopK(density=0.1, min_numel=1))
+    optimizer = attached(ddp, TopK(density=0.1, layers=Layers(min_numel=1)))
     for step in range(5):
         optimizer.zero_grad()
         loss = ddp(batch(step, framework)).square().mean()
@@ -366,7 +373,9 @@ def test_an_output_may_be_ignored(framework):
 # ---- Lives ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("compression", [EVERYTHING, TopK(density=1.0, min_numel=1, local_steps=2)])
+@pytest.mark.parametrize(
+    "compression", [EVERYTHING, TopK(density=1.0, layers=Layers(min_numel=1), local_steps=2)]
+)
 def test_copies_of_a_module_can_be_made_and_saved(framework, compression):
     ddp = network()
     optimizer = attached(ddp, compression)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.ddp import LAGS, Dense, GaussianK, GTopK, TopK, attach, stats
 from hvd_sparse.errors import UnsupportedError
 from tests.dense_sums import DENSE_SUMS
@@ -26,10 +26,10 @@ pytestmark = [
 
 GPU = DEVICE if DEVICE.type == "cuda" else torch.device("cuda:0")
 SELECTING = [
-    preset(adaptive=False, density=0.1, min_numel=64, bucket_numel=1500)
+    preset(adaptive=False, density=0.1, layers=Layers(min_numel=64, bucket_numel=1500))
     for preset in (LAGS, GTopK, GaussianK, TopK)
 ]
-EVERYTHING = TopK(density=1.0, min_numel=1, momentum_correction=0)
+EVERYTHING = TopK(density=1.0, layers=Layers(min_numel=1), feedback=Feedback(momentum="keep"))
 
 
 def integers(framework, step, device, dtype=torch.float32):
@@ -126,12 +126,14 @@ def test_a_model_compiled_for_the_gpu(framework):
     assert_as_stock(framework, ours, theirs, lambda params: torch.optim.SGD(params, lr=0.01))
 
 
-@pytest.mark.parametrize("compression", [LAGS(min_numel=1), Dense(values="int8")], ids=repr)
+@pytest.mark.parametrize(
+    "compression", [LAGS(layers=Layers(min_numel=1)), Dense(values="int8")], ids=repr
+)
 def test_automatic_mixed_precision_with_a_scaler(framework, compression):
     ddp = DistributedDataParallel(network(), bucket_cap_mb=BUCKET_MB)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10)
-    attach(ddp, optimizer, replace(compression, loss_scale=scaler))
+    attach(ddp, optimizer, compression, grad_scaler=scaler)
     losses = []
     for step in range(30):
         optimizer.zero_grad()

@@ -8,6 +8,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 
+from hvd_sparse.compression import Feedback
 from hvd_sparse.ddp import LAGS, TopK, attach, stats
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 
@@ -37,12 +38,6 @@ def test_optimizers_that_step_during_backward_are_refused():
     fused._register_fused_optim(torch.optim.SGD, 0.1)
     with pytest.raises(UnsupportedError, match="hook '_hook_then_optimizer"):
         attach(fused, sgd(fused), LAGS)
-
-
-def test_steps_that_do_not_wait_are_refused():
-    ddp = wrapped()
-    with pytest.raises(UnsupportedError, match="overlap='forward' needs Horovod"):
-        attach(ddp, sgd(ddp), TopK(overlap="forward"))
 
 
 @pytest.mark.usefixtures("several_ranks")
@@ -155,14 +150,16 @@ def test_momentum_that_differs_between_ranks_is_refused(framework):
             optimizer.state[param]["momentum_buffer"] = torch.ones_like(param)
     with pytest.raises(InvalidArgumentError, match=r"momentum in the .* none yet"):
         attach(ddp, optimizer, TopK)
-    attach(ddp, optimizer, TopK(momentum_correction=0))  # which leaves it to the optimizer
+    attach(
+        ddp, optimizer, TopK(feedback=Feedback(momentum="keep"))
+    )  # which leaves it to the optimizer
 
 
 def test_a_refused_module_trains_on_without_compression():
     ddp = wrapped()
     optimizer = sgd(ddp)
-    with pytest.raises(UnsupportedError):
-        attach(ddp, optimizer, TopK(overlap="forward"))
+    with pytest.raises(InvalidArgumentError, match="grad_scaler must have get_scale"):
+        attach(ddp, optimizer, TopK, grad_scaler=1024.0)
     ddp(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     with pytest.raises(InvalidArgumentError, match="has no sparse compression"):

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.ddp import TopK
 from tests.frameworks import SHAPES
 from tests.gpus import DEVICE
@@ -45,7 +46,7 @@ class Sometimes(torch.nn.Module):
 def test_parameters_that_are_not_used_do_as_without_compression(framework, view, set_to_none):
     options = {"find_unused_parameters": True, "gradient_as_bucket_view": view}
     ours, theirs = (DistributedDataParallel(Sometimes().to(DEVICE), **options) for _ in range(2))
-    compression = TopK(density=1.0, min_numel=1, momentum_correction=0)
+    compression = TopK(density=1.0, layers=Layers(min_numel=1), feedback=Feedback(momentum="keep"))
     optimizers = attached(ours, compression), torch.optim.SGD(theirs.parameters(), lr=RATE)
     # On all ranks, on rank 0 alone, on none.
     for step, used in enumerate((True, framework.rank == 0, False, False, True, False)):

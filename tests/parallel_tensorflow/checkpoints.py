@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from hvd_sparse.compression import Layers
 from hvd_sparse.tensorflow import LAGS, load_checkpoint, prepare, save_checkpoint
 from hvd_sparse.tensorflow.registry import find_exchange
 from tests.parallel_tensorflow.ranks import integer_gradients, loss_of, make_variables
 
-FIXED = {"density": 0.1, "min_numel": 64}
-SIMPLE = LAGS(adaptive=False, bucket_numel=1500, **FIXED)
+FIXED = {"density": 0.1, "layers": Layers(min_numel=64)}
+SIMPLE = LAGS(adaptive=False, **FIXED | {"layers": Layers(min_numel=64, bucket_numel=1500)})
 
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has no residuals")
 

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 import hvd_sparse.tensorflow.keras as hvd
+from hvd_sparse.compression import Layers
 from hvd_sparse.tensorflow import TopK
 from hvd_sparse.tensorflow.registry import find_exchange
 from tests.parallel_tensorflow.ranks import integer_gradients, total
 
-DENSE = TopK(min_numel=10**6)  # all gradients are sent dense, with a velocity
-SPARSE = TopK(density=0.25, min_numel=64)
+DENSE = TopK(layers=Layers(min_numel=10**6))  # all gradients are sent dense, with a velocity
+SPARSE = TopK(density=0.25, layers=Layers(min_numel=64))
 M = 0.5
 SHAPES = {"kernel": (40, 30), "bias": (7,)}
 

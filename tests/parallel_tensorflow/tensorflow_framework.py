@@ -128,7 +128,7 @@ class ThroughATape(Model):
         super().__init__(*args, **options)
         self._optimizer = getattr(keras.optimizers, optimizer)(rate)
         self._optimizer.build(self._list)
-        if self.compression is not None and self.compression.rescale_residual:
+        if self.compression is not None and self.compression.feedback.rescale is True:
             self._exchange["learning_rate"] = self._optimizer.learning_rate
         self._traces = 0  # two if the first one makes variables
         self._traced = mode is in_a_graph

@@ -9,11 +9,12 @@ import tensorflow as tf
 
 import hvd_sparse.tensorflow as hvd_tf
 import hvd_sparse.tensorflow.keras as hvd
+from hvd_sparse.compression import Layers
 from hvd_sparse.tensorflow import TopK, prepare
 from tests.parallel_tensorflow.own_momentum import M, make_variables, several_ranks, summed
 from tests.parallel_tensorflow.ranks import integer_gradients
 
-ALL = TopK(density=1.0, min_numel=64)
+ALL = TopK(density=1.0, layers=Layers(min_numel=64))
 BEFORE = 20  # steps; then what Adam divides its momentum by is nearly 1
 KINDS = {
     "Adam": lambda: keras.optimizers.Adam(0.125, beta_1=M),

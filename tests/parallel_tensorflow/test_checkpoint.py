@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
 from hvd_sparse.tensorflow import LAGS, TopK, load_checkpoint, prepare, save_checkpoint
 from hvd_sparse.tensorflow.registry import find_exchange
@@ -33,7 +34,7 @@ __all__ = ["sparse_verdict"]
 
 COMPRESSIONS = {
     "adaptive": LAGS(**FIXED),
-    "momentum": TopK(momentum_correction=0.5, clip_norm=20.0, weight_decay=0.01, **FIXED),
+    "momentum": TopK(feedback=Feedback(momentum=0.5, clip_norm=20.0, weight_decay=0.01), **FIXED),
 }
 
 
@@ -45,7 +46,7 @@ def make_model(compression):
          keras.layers.Dense(30), keras.layers.Dense(5)]
     )  # fmt: skip
     optimizer = hvd.DistributedOptimizer(
-        keras.optimizers.SGD(0.001, momentum=0.0 if compression.own_momentum else 0.9),
+        keras.optimizers.SGD(0.001, momentum=0.0 if compression.feedback.own_momentum else 0.9),
         compression=compression,
     )
     model.compile(optimizer=optimizer, loss="mse")
@@ -71,7 +72,7 @@ def test_keras_goes_on_bit_for_bit(name, folder):
     fit(model, range(before, before + 2))
 
     twin = make_model(COMPRESSIONS[name])
-    if hvd.size() > 1 or COMPRESSIONS[name].acts_on_gradients:
+    if hvd.size() > 1 or COMPRESSIONS[name].feedback.changes_gradients:
         prepare(twin.trainable_variables, COMPRESSIONS[name], optimizer=twin.optimizer)
     assert load_checkpoint(folder, twin, twin.optimizer) == {"epoch": before}
     fit(twin, range(before, before + 2))
@@ -123,7 +124,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(folder):
     other.prepare()
     with pytest.raises(CheckpointMismatchError, match="the model that was saved has 4 variables"):
         other.load(folder)
-    fewer = Loop(TopK(min_numel=1100))
+    fewer = Loop(TopK(layers=Layers(min_numel=1100)))
     fewer.prepare()
     with pytest.raises(CheckpointMismatchError, match="saved are 'last' \\(600\\), 'second'"):
         fewer.load(folder)

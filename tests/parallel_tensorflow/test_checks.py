@@ -8,12 +8,13 @@ import horovod.tensorflow as hvd
 import pytest
 import tensorflow as tf
 
+from hvd_sparse.compression import Layers
 from hvd_sparse.tensorflow import LAGS, mark_step
 from tests.parallel_tensorflow.ranks import a_name, integer_gradients, loss_of, make_variables
 
 pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank disagrees with nobody")
 
-COMPRESSION = LAGS(adaptive=False, density=0.1, min_numel=64)
+COMPRESSION = LAGS(adaptive=False, density=0.1, layers=Layers(min_numel=64))
 LAST = hvd.size() - 1
 
 

@@ -12,7 +12,9 @@ import tensorflow as tf
 from tensorflow.python.framework import kernels, op_def_registry
 
 from hvd_sparse import _core
-from hvd_sparse.buckets import Layer
+from hvd_sparse.compression import Feedback, Layers
+from hvd_sparse.compression.buckets import Layer
+from hvd_sparse.compression.sparsifiers import as_sparsifier
 from hvd_sparse.errors import (
     ExchangeFailedError,
     InvalidArgumentError,
@@ -24,7 +26,6 @@ from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.places.device_clock import DeviceClock
 from hvd_sparse.places.step_clock import CpuClock
 from hvd_sparse.ranks.world import World
-from hvd_sparse.sparsifiers import as_sparsifier
 from hvd_sparse.tensorflow import LAGS, Dense, ThreeLC, TopK, devices, ops
 from hvd_sparse.tensorflow.blueprint import Blueprint, Template
 from hvd_sparse.tensorflow.exchange_state import ExchangeState
@@ -208,10 +209,7 @@ def test_what_a_gpu_can_have_is_agreed_on(with_cuda):
     for adaptive in (True, False):
         compression = LAGS(
             adaptive=adaptive,
-            clip_norm=1.0,
-            weight_decay=0.1,
-            momentum_correction=0.5,
-            quality_every=3,
+            feedback=Feedback(clip_norm=1.0, weight_decay=0.1, momentum=0.5, quality_every=3),
         )
         assert agree_on(compression, ["GPU:0", "GPU:0"]).device == "GPU:0"
     for compression in (Dense(values="int8"), ThreeLC()):
@@ -227,7 +225,7 @@ def test_a_step_is_asked_to_run_where_its_gradients_lie(device):
         state,
         members=[],
         with_velocity_only=[0],
-        settings=Settings.checked(TopK(momentum_correction=0.5)),
+        settings=Settings.checked(TopK(feedback=Feedback(momentum=0.5))),
         device=device,
         allreduce=lambda index, gradient: gradient,
     )
@@ -262,7 +260,9 @@ def test_a_step_is_refused_where_the_core_is_told_that_a_dense_sum_is_not_finite
     def step(gradients):
         with tf.GradientTape() as tape:
             loss = loss_of(variables, gradients)
-        tape = hvd.DistributedGradientTape(tape, compression=TopK(min_numel=64), op=hvd.Sum)
+        tape = hvd.DistributedGradientTape(
+            tape, compression=TopK(layers=Layers(min_numel=64)), op=hvd.Sum
+        )
         return tape.gradient(loss, variables)
 
     for number in range(3):

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 
+from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.errors import ExchangeFailedError, InvalidArgumentError, UnsupportedError
 from hvd_sparse.tensorflow import (
     LAGS,
@@ -41,8 +42,8 @@ from tests.parallel_tensorflow.ranks import (
 )
 
 COMPRESSIONS = {
-    "fixed": TopK(density=0.05, min_numel=64),
-    "adaptive": LAGS(density=0.05, min_numel=64),
+    "fixed": TopK(density=0.05, layers=Layers(min_numel=64)),
+    "adaptive": LAGS(density=0.05, layers=Layers(min_numel=64)),
 }
 FIXED = COMPRESSIONS["fixed"]
 together = pytest.mark.skipif(hvd.size() == 1, reason="needs another rank")
@@ -118,12 +119,14 @@ def test_a_traced_function_goes_on_with_the_exchange_that_follows(compression):
 
 
 @together
-@pytest.mark.parametrize("options", [{}, {"min_numel": 10_000}], ids=["sparse", "dense"])
+@pytest.mark.parametrize(
+    "options", [{}, {"layers": Layers(min_numel=10_000)}], ids=["sparse", "dense"]
+)
 def test_velocities_and_clipping_go_on_with_the_exchange_that_follows(options):
     compression = TopK(
-        **{"density": 0.05, "min_numel": 64, **options},
-        momentum_correction=0.5, clip_norm=8.0, weight_decay=0.25,
-    )  # fmt: skip
+        **{"density": 0.05, "layers": Layers(min_numel=64), **options},
+        feedback=Feedback(momentum=0.5, clip_norm=8.0, weight_decay=0.25),
+    )
     interrupted, whole = Job(compression), Job(compression)
     for number in range(6):
         averages = interrupted.step(number)

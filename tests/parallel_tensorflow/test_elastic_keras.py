@@ -7,11 +7,12 @@ import keras
 import numpy as np
 import pytest
 
+from hvd_sparse.compression import Layers, LocalSteps, Outer
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.tensorflow import Outer, TopK, meet, registry, saved_state
+from hvd_sparse.tensorflow import TopK, meet, registry, saved_state
 from tests.parallel_tensorflow.ranks import assert_same_on_all_ranks, same
 
-FIXED = TopK(density=0.05, min_numel=64)
+FIXED = TopK(density=0.05, layers=Layers(min_numel=64))
 pytestmark = pytest.mark.usefixtures("an_elastic_job")
 
 
@@ -95,7 +96,11 @@ def test_amid_passes_nothing_is_committed_and_a_restored_state_begins_with_the_f
 
 
 def test_ranks_meet_before_a_commit_and_begin_an_interval_with_it():
-    local = TopK(density=0.05, min_numel=64, local_steps=4, outer=Outer(lr=0.5, momentum=0.5))
+    local = TopK(
+        density=0.05,
+        layers=Layers(min_numel=64),
+        local_steps=LocalSteps(every=4, outer=Outer(lr=0.5, momentum=0.5)),
+    )
     model = make_model(compression=local)
     state = hvd.elastic.KerasState(model, batch=0, epoch=0)
     state.sync()

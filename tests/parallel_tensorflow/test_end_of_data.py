@@ -11,11 +11,15 @@ import pytest
 import tensorflow as tf
 
 import hvd_sparse.tensorflow.keras as hvd_keras
+from hvd_sparse.compression import Layers
 from hvd_sparse.tensorflow import LAGS, TopK, residual_variables, stats
 from tests.cases import in_turn
 from tests.parallel_tensorflow.ranks import assert_same_on_all_ranks
 
-PIECES = {"density": 0.05, "min_numel": 64, "bucket_numel": 256}  # one bucket for each variable
+PIECES = {
+    "density": 0.05,
+    "layers": Layers(min_numel=64, bucket_numel=256),
+}  # one bucket for each variable
 COMPRESSIONS = {
     "topk": TopK(**PIECES),
     "fixed": LAGS(adaptive=False, **PIECES),
@@ -153,7 +157,7 @@ def checked(data):
 @pytest.mark.parametrize("fails", ["no data", "bad data"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_new_rate_counts_from_the_first_step_that_has_gradients(way, fails):
-    compression = TopK(density=0.02, min_numel=1)
+    compression = TopK(density=0.02, layers=Layers(min_numel=1))
     values = tf.reshape(tf.range(256.0), (16, 16))
     variable, rate = tf.Variable(tf.zeros((16, 16))), tf.Variable(1.0)
 
@@ -191,7 +195,7 @@ def test_a_new_rate_counts_in_a_step_that_is_refused(mode):
     def step(gradient):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(variable * gradient)
-        compression = TopK(density=0.02, min_numel=1)
+        compression = TopK(density=0.02, layers=Layers(min_numel=1))
         tape = hvd.DistributedGradientTape(
             tape, compression=compression, op=hvd.Sum, learning_rate=rate
         )

@@ -9,6 +9,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+from hvd_sparse.compression import Layers
 from hvd_sparse.errors import ExchangeFailedError, UnsupportedError
 from hvd_sparse.tensorflow import LAGS, TopK, replan, save_checkpoint
 from hvd_sparse.tensorflow.registry import live_exchanges
@@ -18,8 +19,8 @@ pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank exchanges
 
 CULPRIT = hvd.size() - 1
 COMPRESSIONS = [
-    TopK(density=0.1, min_numel=64),
-    LAGS(density=0.1, min_numel=64, adaptive=False),
+    TopK(density=0.1, layers=Layers(min_numel=64)),
+    LAGS(density=0.1, layers=Layers(min_numel=64), adaptive=False),
 ]
 
 
@@ -99,7 +100,9 @@ def test_every_step_after_an_end_tells_what_has_ended_the_exchange(way, compress
 def test_what_needs_the_other_ranks_tells_the_first_cause(call, tmp_path):
     variables = make_variables({"w": (40, 30)})
     optimizer = hvd.DistributedOptimizer(
-        keras.optimizers.SGD(1.0), compression=LAGS(density=0.1, min_numel=64), op=hvd.Sum
+        keras.optimizers.SGD(1.0),
+        compression=LAGS(density=0.1, layers=Layers(min_numel=64)),
+        op=hvd.Sum,
     )
     optimizer.apply(integer_gradients(variables, 0), variables)
     end_on_all_ranks()

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_sparse.tensorflow.keras as hvd
+from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.tensorflow import TopK
 from hvd_sparse.tensorflow.registry import find_exchange
@@ -62,7 +63,7 @@ def test_other_momenta_stay_with_their_optimizers(optimizer):
 
 def test_without_correction_the_momentum_stays():
     optimizer = keras.optimizers.Adam(0.01, beta_1=M)
-    compression = TopK(density=1.0, min_numel=64, momentum_correction=0)
+    compression = TopK(density=1.0, layers=Layers(min_numel=64), feedback=Feedback(momentum="keep"))
     hvd.DistributedOptimizer(optimizer, compression=compression, op=hvd.Sum)
     variables = make_variables()
     for number in range(2):
@@ -171,13 +172,15 @@ class OneRank:
 
 
 def test_a_single_rank_keeps_its_optimizers_momentum(monkeypatch):
-    settings = Settings.checked(TopK(clip_norm=1.0)).of_optimizer(keras.optimizers.Adam())
+    settings = Settings.checked(TopK(feedback=Feedback(clip_norm=1.0))).of_optimizer(
+        keras.optimizers.Adam()
+    )
     assert settings.needs_exchange(OneRank())
     assert settings.momentum == settings.dampening == 0.9
     alone = settings.among(OneRank())
     assert alone.momentum == alone.dampening == 0
     assert not settings.moves_momentum(OneRank())
-    given = Settings.checked(TopK(momentum_correction=0.5))
+    given = Settings.checked(TopK(feedback=Feedback(momentum=0.5)))
     assert given.among(OneRank()) is given
     assert (given.momentum, given.dampening) == (0.5, 0.0)
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")  # others may join
@@ -189,7 +192,9 @@ def test_ranks_outside_the_process_set_keep_it():
     first = hvd.add_process_set([0])
     try:
         optimizer = keras.optimizers.Adam(0.01, beta_1=M)
-        compression = TopK(density=1.0, min_numel=64, clip_norm=1e9)
+        compression = TopK(
+            density=1.0, layers=Layers(min_numel=64), feedback=Feedback(clip_norm=1e9)
+        )
         hvd.DistributedOptimizer(optimizer, compression=compression, process_set=first)
         variables = make_variables()
         for number in range(2):

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_sparse.tensorflow.keras as hvd
+from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.tensorflow import LAGS, GTopK, TopK, compat, prepare, residual_variables, stats
 from tests.cases import in_turn
@@ -17,10 +18,10 @@ from tests.parallel_tensorflow.ranks import assert_same_on_all_ranks
 COMPRESSIONS = {
     "none": hvd.Compression.none,
     "fp16": hvd.Compression.fp16,
-    "topk": TopK(density=0.05, min_numel=64),
-    "lags": LAGS(density=0.05, min_numel=64, adaptive=False),
-    "gtopk": GTopK(density=0.05, min_numel=64),
-    "sbc": hvd.SBC(density=0.05, min_numel=64),
+    "topk": TopK(density=0.05, layers=Layers(min_numel=64)),
+    "lags": LAGS(density=0.05, layers=Layers(min_numel=64), adaptive=False),
+    "gtopk": GTopK(density=0.05, layers=Layers(min_numel=64)),
+    "sbc": hvd.SBC(density=0.05, layers=Layers(min_numel=64)),
     "dense": hvd.Dense(values="bfloat16"),
 }
 
@@ -208,7 +209,7 @@ def test_the_residual_follows_the_learning_rate_where_it_should(preset, options,
     variable = keras.Variable(np.zeros((40, 30), np.float32), name="w")
     optimizer = hvd.DistributedOptimizer(
         keras.optimizers.SGD(0.5, **options),
-        compression=preset(density=0.01, min_numel=1, adaptive=False),
+        compression=preset(density=0.01, layers=Layers(min_numel=1), adaptive=False),
         op=hvd.Sum,
     )
     rng = np.random.default_rng(hvd.rank())
@@ -272,7 +273,11 @@ def test_with_loss_scaling_all_ranks_skip_a_step_or_none(by, compression, run_ea
 
 
 def test_a_loss_scale_factor_changes_nothing():
-    compression = TopK(density=0.05, min_numel=64, clip_norm=8.0, weight_decay=0.25)
+    compression = TopK(
+        density=0.05,
+        layers=Layers(min_numel=64),
+        feedback=Feedback(clip_norm=8.0, weight_decay=0.25),
+    )
     weights = []
     for factors in ((None, None, None), (1024.0, 1024.0, 64.0)):
         variable = keras.Variable(np.ones((40, 30), np.float32), name="w")
@@ -293,7 +298,9 @@ def test_float16_variables_under_loss_scaling_are_refused():
         model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(30)])
     finally:
         keras.mixed_precision.set_global_policy("float32")
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(), compression=TopK(min_numel=1))
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(), compression=TopK(layers=Layers(min_numel=1))
+    )
     model.compile(optimizer=keras.optimizers.LossScaleOptimizer(optimizer), loss="mse")
     with pytest.raises(UnsupportedError, match="is float16"):
         model.train_on_batch(np.ones((4, 20)), np.ones((4, 30)))

@@ -10,11 +10,15 @@ import pytest
 import tensorflow as tf
 
 import hvd_sparse.tensorflow.keras as hvd
+from hvd_sparse.compression import Layers
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.tensorflow import TopK, stats
 from tests.parallel_tensorflow.ranks import a_name, assert_same_on_all_ranks
 
-COMPRESSIONS = {"none": hvd.Compression.none, "topk": TopK(density=0.05, min_numel=64)}
+COMPRESSIONS = {
+    "none": hvd.Compression.none,
+    "topk": TopK(density=0.05, layers=Layers(min_numel=64)),
+}
 
 
 class OwnSGD(keras.optimizers.SGD):

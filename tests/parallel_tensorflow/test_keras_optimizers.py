@@ -10,11 +10,12 @@ import pytest
 import tensorflow as tf
 
 import hvd_sparse.tensorflow.keras as hvd
+from hvd_sparse.compression import Layers
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.tensorflow import TopK, prepare
 from tests.parallel_tensorflow.ranks import assert_same_on_all_ranks, integer_gradients
 
-COMPRESSION = TopK(density=0.002, min_numel=64)
+COMPRESSION = TopK(density=0.002, layers=Layers(min_numel=64))
 LEAST = {"Adafactor": {"epsilon_1": 1e-15}}
 
 

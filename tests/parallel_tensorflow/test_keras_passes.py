@@ -8,11 +8,15 @@ import pytest
 import tensorflow as tf
 
 import hvd_sparse.tensorflow.keras as hvd
+from hvd_sparse.compression import Layers
 from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.tensorflow import TopK, residual_variables, stats
 from tests.cases import in_turn
 
-COMPRESSIONS = {"none": hvd.Compression.none, "topk": TopK(density=0.05, min_numel=64)}
+COMPRESSIONS = {
+    "none": hvd.Compression.none,
+    "topk": TopK(density=0.05, layers=Layers(min_numel=64)),
+}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +70,9 @@ def two_variables_in_two_passes(compression):
     return add, both
 
 
-@pytest.mark.parametrize("compression", [hvd.Compression.none, TopK(density=1.0, min_numel=64)])
+@pytest.mark.parametrize(
+    "compression", [hvd.Compression.none, TopK(density=1.0, layers=Layers(min_numel=64))]
+)
 def test_passes_over_variables_in_another_order_add_up_by_variable(compression):
     add, both = two_variables_in_two_passes(compression)
     owed = dict.fromkeys("ab", 0.0)
@@ -79,7 +85,7 @@ def test_passes_over_variables_in_another_order_add_up_by_variable(compression):
 
 
 def test_passes_over_other_variables_are_refused():
-    add, both = two_variables_in_two_passes(TopK(density=1.0, min_numel=64))
+    add, both = two_variables_in_two_passes(TopK(density=1.0, layers=Layers(min_numel=64)))
     add("ab", 0)
     for names in ("aa", "a"):
         with pytest.raises(UnsupportedError, match="must be over the same variables"):

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse.tensorflow.keras as hvd
+from hvd_sparse.compression import Layers
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.tensorflow import (
     LAGS,
@@ -34,7 +35,7 @@ from tests.parallel_tensorflow.ranks import a_name, assert_same_on_all_ranks
 
 keras = tf.keras
 several_ranks = pytest.mark.skipif(hvd.size() == 1, reason="one rank exchanges nothing")
-SMALL = {"density": 0.05, "min_numel": 64}
+SMALL = {"density": 0.05, "layers": Layers(min_numel=64)}
 COMPRESSIONS = [TopK(**SMALL), LAGS(adaptive=False, **SMALL), GTopK(**SMALL)]
 COMPRESSIONS.append(Dense(values="bfloat16"))
 
@@ -148,7 +149,7 @@ def test_the_residual_follows_a_learning_rate_that_changes_by_itself(changes, wa
     variable = tf.Variable(tf.zeros((40, 30)), name="w")
     optimizer = hvd.DistributedOptimizer(
         optimizers.SGD(rate, **options),
-        compression=LAGS(density=0.01, min_numel=1, adaptive=False),
+        compression=LAGS(density=0.01, layers=Layers(min_numel=1), adaptive=False),
         op=hvd.Sum,
     )
 

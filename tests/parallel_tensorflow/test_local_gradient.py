@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.tensorflow import TopK
 from tests.framework_laws import laws_in, local_gradient
@@ -21,7 +22,7 @@ globals().update(laws_in(local_gradient))
 def test_weights_decay_as_they_are_in_each_step_of_a_graph():
     variables = make_variables({"w": (16, 16)})
     variables[0].assign(tf.fill((16, 16), 16.0))
-    compression = TopK(density=1.0, min_numel=1, weight_decay=0.5)
+    compression = TopK(density=1.0, layers=Layers(min_numel=1), feedback=Feedback(weight_decay=0.5))
 
     @tf.function
     def loop():
@@ -36,7 +37,12 @@ def test_weights_decay_as_they_are_in_each_step_of_a_graph():
 
 
 @pytest.mark.parametrize(
-    "options", [{"clip_norm": 1.0}, {"weight_decay": 0.5}, {"momentum_correction": 0.5}]
+    "options",
+    [
+        {"feedback": Feedback(clip_norm=1.0)},
+        {"feedback": Feedback(weight_decay=0.5)},
+        {"feedback": Feedback(momentum=0.5)},
+    ],
 )
 def test_slices_must_be_made_dense(options):
     table = tf.Variable(tf.ones((20, 8)), name="table")

@@ -10,12 +10,16 @@ import pytest
 import tensorflow as tf
 
 import hvd_sparse.tensorflow.keras
+from hvd_sparse.compression import Layers
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.tensorflow import TopK, prepare, residual_variables, save_checkpoint, stats
 from tests.cases import in_turn
 from tests.parallel_tensorflow.ranks import assert_same_on_all_ranks, totals
 
-COMPRESSIONS = {"none": hvd.Compression.none, "topk": TopK(density=0.05, min_numel=64)}
+COMPRESSIONS = {
+    "none": hvd.Compression.none,
+    "topk": TopK(density=0.05, layers=Layers(min_numel=64)),
+}
 
 
 def make_layers():

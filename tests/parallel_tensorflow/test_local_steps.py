@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_sparse.tensorflow.keras as hvd
+from hvd_sparse.compression import AdaComm, Layers, LocalSteps, Outer
 from hvd_sparse.errors import (
     CheckpointMismatchError,
     ExchangeFailedError,
@@ -18,11 +19,9 @@ from hvd_sparse.errors import (
     RanksDisagreeError,
     UnsupportedError,
 )
-from hvd_sparse.local_steps import AdaComm
 from hvd_sparse.tensorflow import (
     Dense,
     DistributedGradientTape,
-    Outer,
     TopK,
     common_weights,
     load_checkpoint,
@@ -38,7 +37,7 @@ from tests.framework_laws import local_steps as laws
 
 SHAPE = (40, 30)
 EVERY = 3
-SPARSE = TopK(density=0.1, min_numel=64, local_steps=EVERY)
+SPARSE = TopK(density=0.1, layers=Layers(min_numel=64), local_steps=EVERY)
 
 globals().update(
     (law.__name__, law)
@@ -104,7 +103,7 @@ def test_a_meeting_loses_nothing_and_makes_all_ranks_equal(compression, traced):
 
 def test_the_outer_optimizer_takes_the_average_as_its_gradient():
     outer = Outer(lr=0.5, momentum=0.5, nesterov=True)
-    variable, _, step = made(Dense(local_steps=EVERY, outer=outer), traced=True)
+    variable, _, step = made(Dense(local_steps=LocalSteps(every=EVERY, outer=outer)), traced=True)
     expected, momentum = np.zeros(SHAPE), np.zeros(SHAPE)
     for meeting in range(3):
         given = [gradient(10 * meeting + number) for number in range(EVERY)]
@@ -195,7 +194,7 @@ def test_a_job_resumes_between_two_intervals(folder):
 
 
 def test_losses_that_are_not_finite_are_left_out():
-    _, optimizer, step = made(Dense(local_steps=AdaComm(first=8, every=1e-9)), traced=True)
+    _, optimizer, step = made(Dense(local_steps=AdaComm(first=8, seconds=1e-9)), traced=True)
     for number in range(8):
         report_loss(optimizer, float("nan") if number == 2 else 8.0)
         step(tf.constant(gradient(number)))
@@ -208,7 +207,9 @@ def test_losses_that_are_not_finite_are_left_out():
 
 @pytest.mark.parametrize("traced", [False, True])
 def test_all_ranks_choose_the_next_interval_alike(traced):
-    variable, optimizer, step = made(Dense(local_steps=AdaComm(first=4, every=1e-9)), traced=traced)
+    variable, optimizer, step = made(
+        Dense(local_steps=AdaComm(first=4, seconds=1e-9)), traced=traced
+    )
     lengths = []
     for number in range(12):
         report_loss(optimizer, tf.constant(8.0 if number == 0 else 2.0 + hvd.rank()))
@@ -224,7 +225,7 @@ def test_all_ranks_choose_the_next_interval_alike(traced):
 def test_a_loss_may_be_reported_within_a_traced_step():
     variable = keras.Variable(np.zeros(SHAPE, np.float32))
     optimizer = hvd.DistributedOptimizer(
-        keras.optimizers.SGD(1.0), compression=Dense(local_steps=AdaComm(first=2, every=1e-9))
+        keras.optimizers.SGD(1.0), compression=Dense(local_steps=AdaComm(first=2, seconds=1e-9))
     )
 
     @tf.function
@@ -239,7 +240,7 @@ def test_a_loss_may_be_reported_within_a_traced_step():
 
 
 def test_adacomm_asks_for_the_loss_on_all_ranks():
-    _, _, step = made(Dense(local_steps=AdaComm(first=2, every=1e-9)), traced=False)
+    _, _, step = made(Dense(local_steps=AdaComm(first=2, seconds=1e-9)), traced=False)
     step(tf.constant(gradient(0)))
     with pytest.raises(InvalidArgumentError, match="report_loss"):
         step(tf.constant(gradient(1)))
@@ -299,7 +300,10 @@ def test_what_is_equal_on_all_ranks_stays_as_it_is_where_statistics_are_averaged
 @pytest.mark.parametrize("kind", [keras.optimizers.Adam, keras.optimizers.RMSprop])
 def test_moments_are_averaged_at_a_meeting_where_asked(kind, traced):
     def moments(averaged, steps):
-        compression = replace(SPARSE, moments="averaged" if averaged else "local")
+        compression = replace(
+            SPARSE,
+            local_steps=replace(SPARSE.local_steps, moments="averaged" if averaged else "local"),
+        )
         _, optimizer, step = made(compression, traced=traced, optimizer=kind(0.01))
         for number in range(steps):
             step(tf.constant(gradient(number)))
@@ -327,14 +331,13 @@ def test_what_cannot_take_local_steps_is_refused():
     plain = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=TopK)
     with pytest.raises(InvalidArgumentError, match=r"meet\(\) needs"):
         meet(plain)
-    with pytest.raises(
-        UnsupportedError, match="overlap must be False in TensorFlow, got 'forward'"
-    ):
-        hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=TopK(overlap="forward"))
+    overlapping = TopK(local_steps=LocalSteps(every=4, overlap=True))
+    with pytest.raises(UnsupportedError, match="LocalSteps overlap must be False in TensorFlow"):
+        hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=overlapping)
 
 
 def test_residuals_of_the_other_unit_are_refused(folder):
-    alone, together = SPARSE, TopK(density=0.1, min_numel=64)
+    alone, together = SPARSE, TopK(density=0.1, layers=Layers(min_numel=64))
     for theirs, ours in ((alone, together), (together, alone)):
         variable, optimizer, step = made(theirs, traced=False)
         for number in range(EVERY):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
 from hvd_sparse.tensorflow import (
     LAGS,
@@ -34,7 +35,7 @@ __all__ = ["device"]
 
 globals().update(laws_in(momentum))
 
-OPTIONS = {"density": 0.1, "min_numel": 64, "momentum_correction": 0.5}
+OPTIONS = {"density": 0.1, "layers": Layers(min_numel=64), "feedback": Feedback(momentum=0.5)}
 
 
 def step_of(variables, compression, op=hvd.Sum):
@@ -58,7 +59,9 @@ def train(step, variables, numbers):
 
 @on_each_device
 def test_a_checkpoint_of_tensorflow_goes_on_bit_for_bit(tmp_path, device):
-    compression = LAGS(adaptive=False, bucket_numel=1500, **OPTIONS)
+    compression = LAGS(
+        adaptive=False, **OPTIONS | {"layers": Layers(min_numel=64, bucket_numel=1500)}
+    )
     variables = make_variables(device=device)
     step = step_of(variables, compression)
     train(step, variables, range(3))
@@ -93,12 +96,16 @@ def test_velocities_of_another_model_are_refused(folder):
 @pytest.mark.parametrize(
     ("optimizer", "options", "match"),
     [
-        (keras.optimizers.SGD(momentum=0.9), {"momentum_correction": 0.9}, "momentum of SGD"),
-        (keras.optimizers.Adam(), {"momentum_correction": 0.9}, "beta_1 of Adam is 0.9"),
+        (
+            keras.optimizers.SGD(momentum=0.9),
+            {"feedback": Feedback(momentum=0.9)},
+            "momentum of SGD",
+        ),
+        (keras.optimizers.Adam(), {"feedback": Feedback(momentum=0.9)}, "beta_1 of Adam is 0.9"),
         (
             keras.optimizers.Ftrl(l2_regularization_strength=0.5),
-            {"weight_decay": 0.25},
-            "l2_regularization_strength of Ftrl is 0.5 and weight_decay of the compression is 0.25",
+            {"feedback": Feedback(weight_decay=0.25)},
+            "l2_regularization_strength of Ftrl is 0.5 and Feedback weight_decay is 0.25",
         ),
     ],
     ids=["SGD", "Adam", "Ftrl"],
@@ -110,12 +117,14 @@ def test_nothing_is_applied_twice(optimizer, options, match):
 
 def test_an_adam_without_momentum_of_its_own_takes_the_corrected_one():
     adam = keras.optimizers.Adam(beta_1=0.0)
-    hvd.DistributedOptimizer(adam, compression=TopK(momentum_correction=0.9))
+    hvd.DistributedOptimizer(adam, compression=TopK(feedback=Feedback(momentum=0.9)))
 
 
 def test_decay_of_the_weights_alone_stays_the_optimizers():
     optimizer = keras.optimizers.SGD(0.5, weight_decay=0.25)
-    compression = TopK(momentum_correction=0.5, weight_decay=0.5, density=1.0, min_numel=1)
+    compression = TopK(
+        feedback=Feedback(momentum=0.5, weight_decay=0.5), density=1.0, layers=Layers(min_numel=1)
+    )
     optimizer = hvd.DistributedOptimizer(optimizer, compression=compression)
     variable = keras.Variable(np.full((8, 8), 4.0, np.float32), name="w")
     optimizer.apply([tf.zeros((8, 8))], [variable])

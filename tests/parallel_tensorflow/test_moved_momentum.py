@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_sparse.tensorflow.keras as hvd
+from hvd_sparse.compression import Layers
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.tensorflow import (
     LAGS,
@@ -230,7 +231,7 @@ def test_a_saved_model_names_the_users_momentum(tmp_path):
 
 @several_ranks
 def test_a_checkpoint_goes_on_bit_for_bit(folder):
-    compression = LAGS(adaptive=False, density=0.25, min_numel=64)
+    compression = LAGS(adaptive=False, density=0.25, layers=Layers(min_numel=64))
 
     def make():
         adam = keras.optimizers.Adam(0.05)

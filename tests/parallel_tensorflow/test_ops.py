@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 from hvd_sparse import _core
+from hvd_sparse.compression.sparsifiers import TopK
 from hvd_sparse.exchange.exchange import Exchange
-from hvd_sparse.sparsifiers import TopK
 from hvd_sparse.tensorflow import ops
 
 NUMEL, OPS = 100_000, 4

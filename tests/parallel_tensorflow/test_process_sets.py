@@ -6,13 +6,14 @@ import horovod.tensorflow as hvd
 import keras
 import numpy as np
 
+from hvd_sparse.compression import Layers
 from hvd_sparse.tensorflow import TopK
 from tests.framework_laws import laws_in, process_sets
 from tests.parallel_tensorflow.ranks import integer_gradients, total
 
 globals().update(laws_in(process_sets))
 
-EVERYTHING = TopK(density=1.0, min_numel=64)
+EVERYTHING = TopK(density=1.0, layers=Layers(min_numel=64))
 
 
 def test_keras_exchanges_within_its_set(sets):

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.tensorflow import TopK
 from hvd_sparse.tensorflow.keras import WatchCallback
 from tests.framework_laws import laws_in, quality
@@ -18,13 +19,13 @@ globals().update(laws_in(quality))
 
 
 pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank leaves nothing behind")
-OPTIONS = {"density": 0.1, "min_numel": 64}
+OPTIONS = {"density": 0.1, "layers": Layers(min_numel=64)}
 
 
 def test_it_is_measured_when_asked_for_and_watched():
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(30), keras.layers.Dense(5)])
-    compression = TopK(quality_every=2, **OPTIONS)
+    compression = TopK(feedback=Feedback(quality_every=2), **OPTIONS)
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), compression=compression)
     model.compile(optimizer=optimizer, loss="mse")
     told = []

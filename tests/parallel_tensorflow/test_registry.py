@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from hvd_sparse.compression import Layers
 from hvd_sparse.tensorflow import TopK, registry
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
 from hvd_sparse.tensorflow.registry import find_exchange, live_exchanges
@@ -27,7 +28,7 @@ from tests.parallel_tensorflow.ranks import (
 )
 
 SHAPES = {"backbone": (40, 30), "head": (30, 20)}
-COMPRESSION = TopK(density=0.05, min_numel=64)
+COMPRESSION = TopK(density=0.05, layers=Layers(min_numel=64))
 
 pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="one rank exchanges nothing")
 
@@ -94,7 +95,7 @@ def test_what_a_backbone_owes_goes_along_while_its_former_head_lives():
 
 
 def test_a_velocity_goes_along_with_its_variable():
-    compression = replace(COMPRESSION, momentum_correction=0.5)
+    compression = replace(COMPRESSION, feedback=replace(COMPRESSION.feedback, momentum=0.5))
     head, backbone = make_variables({"head": SHAPES["head"], "backbone": SHAPES["backbone"]})
     step([head, backbone], 0, compression)
     before = {name: part.numpy() for name, part in live_exchanges()[-1].velocities().items()}
@@ -144,7 +145,9 @@ def test_an_exchange_ends_with_the_first_variable_that_dies(own_exchanges):
 def test_an_exchange_may_end_on_the_thread_of_its_own_driver(monkeypatch, own_exchanges):
     monkeypatch.setattr(GradientExchange, "_step_ended", lambda self, came, reading: self.close())
     variables = make_variables(SHAPES)
-    step(variables, 0, replace(COMPRESSION, bucket_numel=1200))  # here their order is learnt
+    step(
+        variables, 0, replace(COMPRESSION, layers=replace(COMPRESSION.layers, bucket_numel=1200))
+    )  # here their order is learnt
     wait_until(lambda: not own_exchanges(), lambda: None, "the end of the exchange")
 
 

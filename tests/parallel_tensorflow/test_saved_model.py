@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from hvd_sparse.compression import Layers
 from hvd_sparse.tensorflow import TopK
 
 INPUTS = tf.TensorSpec((8, 40))
@@ -29,7 +30,9 @@ def train_of(model):
     def train(inputs):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.square(inputs @ model.weights))
-        tape = hvd.DistributedGradientTape(tape, compression=TopK(density=0.05, min_numel=64))
+        tape = hvd.DistributedGradientTape(
+            tape, compression=TopK(density=0.05, layers=Layers(min_numel=64))
+        )
         (average,) = tape.gradient(loss, [model.weights])
         model.weights.assign_sub(0.01 * average)
 

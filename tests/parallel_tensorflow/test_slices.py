@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from hvd_sparse.compression import Feedback, GTopKMerge, Layers, Warmup
+from hvd_sparse.compression.sparsifiers import HardThreshold
 from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.ranks import messages
-from hvd_sparse.sparsifiers import HardThreshold
-from hvd_sparse.tensorflow import LAGS, GaussianK, GTopK, TopK, Warmup, prepare
+from hvd_sparse.tensorflow import LAGS, GaussianK, GTopK, TopK, prepare
 from hvd_sparse.tensorflow.blueprint import Blueprint, BlueprintRecord, Template
 from hvd_sparse.tensorflow.registry import find_exchange
 from hvd_sparse.tensorflow.settings import Settings
 from tests.parallel_tensorflow.ranks import make_variables, on_each_device
 
 SHAPES = {"table": (20, 8), "weight": (16, 8)}
-COMPRESSION = TopK(density=1.0, min_numel=1)
+COMPRESSION = TopK(density=1.0, layers=Layers(min_numel=1))
 
 pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="one rank exchanges nothing")
 
@@ -93,9 +94,9 @@ def test_a_rank_that_joins_may_lack_a_gradient_of_slices():
 @pytest.mark.parametrize(
     "compression",
     [
-        LAGS(warmup=Warmup(steps=3), quality_every=5),
-        GTopK(slack=2, clip_norm=1.0, momentum_correction=0.5),
-        GaussianK(sparsifier=HardThreshold(threshold=1e-3), values="float16"),
+        LAGS(warmup=Warmup(steps=3), feedback=Feedback(quality_every=5)),
+        GTopK(collective=GTopKMerge(slack=2), feedback=Feedback(clip_norm=1.0, momentum=0.5)),
+        GaussianK(sparsifier=HardThreshold(threshold=1e-3), wire="float16"),
     ],
 )
 def test_a_rank_that_joins_makes_the_exchange_that_it_is_told_of(compression):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_sparse.collectives import SHARD_SUM
+from hvd_sparse.compression.collectives import SHARD_SUM
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.places.place import OnDevice
 from hvd_sparse.tensorflow import GaussianK, GTopK, TopK, sparse_allreduce

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import types
 import weakref
 
 import horovod.tensorflow as hvd
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from hvd_sparse.tensorflow import LAGS, TopK, ops, prepare, residual_variables
 from tests.framework_laws import exactness, laws_in, same_bits
@@ -32,7 +32,7 @@ __all__ = ["device", "mode"]
 globals().update(laws_in(exactness, same_bits))
 
 
-SMALL = {"min_numel": 64, "bucket_numel": 1500, "adaptive": False}
+SMALL = {"layers": Layers(min_numel=64, bucket_numel=1500), "adaptive": False}
 alone = pytest.mark.skipif(hvd.size() == 1, reason="one rank exchanges nothing")
 
 
@@ -72,7 +72,9 @@ def test_functions_that_are_traced_again_share_residuals(device, own_exchanges):
     assert len(traces) == 2
 
 
-@pytest.mark.parametrize("compression", [TopK(**SMALL), LAGS(min_numel=64)], ids=["topk", "lags"])
+@pytest.mark.parametrize(
+    "compression", [TopK(**SMALL), LAGS(layers=Layers(min_numel=64))], ids=["topk", "lags"]
+)
 def test_functions_that_are_told_to_run_eagerly_exchange(compression):
     variables = make_variables()
     step = tf.function(step_of(variables, compression))
@@ -104,7 +106,7 @@ def test_a_tape_that_is_done_with_is_freed_at_once(compression, persistent):
 @alone
 def test_compiling_with_xla_is_refused_by_name():
     variables = make_variables()
-    step = tf.function(step_of(variables, TopK(min_numel=64)), jit_compile=True)
+    step = tf.function(step_of(variables, TopK(layers=Layers(min_numel=64))), jit_compile=True)
     with pytest.raises(tf.errors.InvalidArgumentError, match="HvdSparse"):
         step(integer_gradients(variables, 0))
 
@@ -153,15 +155,12 @@ def test_what_a_sparse_exchange_cannot_do_is_refused():
     with tf.GradientTape() as tape:
         pass
     with pytest.raises(UnsupportedError, match=r"needs DistributedGradientTape.*learning_rate="):
-        hvd.DistributedGradientTape(tape, compression=TopK(rescale_residual=True))
-    with pytest.raises(InvalidArgumentError, match="None where rescale_residual is False, got 2"):
-        compression = TopK(rescale_residual=False)
+        hvd.DistributedGradientTape(tape, compression=TopK(feedback=Feedback(rescale=True)))
+    with pytest.raises(InvalidArgumentError, match="None where Feedback rescale is False, got 2"):
+        compression = TopK(feedback=Feedback(rescale=False))
         hvd.DistributedGradientTape(tape, compression=compression, learning_rate=2)
     with pytest.raises(InvalidArgumentError, match="None with a compression of Horovod's, got 2"):
         hvd.DistributedGradientTape(tape, learning_rate=2)
-    with pytest.raises(UnsupportedError, match="loss_scale must be None in TensorFlow"):
-        scaler = types.SimpleNamespace(get_scale=lambda: 2.0)
-        hvd.DistributedGradientTape(tape, compression=TopK(loss_scale=scaler))
     with pytest.raises(UnsupportedError, match="op=Adasum"):
         hvd.DistributedGradientTape(tape, compression=TopK, op=hvd.Adasum)
     with pytest.raises(UnsupportedError, match="groups"):
@@ -175,7 +174,7 @@ def test_ranks_whose_variables_differ_are_told_so():
     shape = (30, 30 + (hvd.rank() == hvd.size() - 1))
     variables = make_variables({"w": shape})
     with pytest.raises(InvalidArgumentError, match="the models differ in parameter 0"):
-        step_of(variables, TopK(min_numel=1))([tf.ones(shape)])
+        step_of(variables, TopK(layers=Layers(min_numel=1)))([tf.ones(shape)])
 
 
 def test_stock_compressions_go_to_horovod_untouched():
@@ -190,7 +189,7 @@ def test_stock_compressions_go_to_horovod_untouched():
 @alone
 @pytest.mark.parametrize("compression", [TopK, LAGS], ids=["topk", "lags"])
 def test_an_exchange_is_undone_by_giving_its_variables_their_former_values(compression):
-    chosen = compression(density=0.05, momentum_correction=0.5, warmup=None, **SMALL)
+    chosen = compression(density=0.05, feedback=Feedback(momentum=0.5), warmup=None, **SMALL)
     variables, twins = make_variables(), make_variables()
     step, twin = (tf.function(step_of(ones, chosen)) for ones in (variables, twins))
     for number in range(3):

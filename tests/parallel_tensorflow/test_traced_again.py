@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.tensorflow import LAGS, TopK, prepare, sparse_allreduce
 from hvd_sparse.tensorflow.registry import find_exchange
 from tests.parallel_tensorflow.ranks import (
@@ -21,10 +22,12 @@ from tests.parallel_tensorflow.ranks import (
 
 SHAPES = {"w": (40, 30), "bias": (7,)}
 COMPRESSIONS = {
-    "all": TopK(density=1.0, min_numel=64),
-    "some": TopK(density=0.05, min_numel=64),
-    "corrected": TopK(density=0.05, min_numel=64, momentum_correction=0.5, clip_norm=1e6),
-    "adaptive": LAGS(density=0.05, min_numel=64),
+    "all": TopK(density=1.0, layers=Layers(min_numel=64)),
+    "some": TopK(density=0.05, layers=Layers(min_numel=64)),
+    "corrected": TopK(
+        density=0.05, layers=Layers(min_numel=64), feedback=Feedback(momentum=0.5, clip_norm=1e6)
+    ),
+    "adaptive": LAGS(density=0.05, layers=Layers(min_numel=64)),
     "none": hvd.Compression.none,
 }
 

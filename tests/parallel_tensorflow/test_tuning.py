@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from hvd_sparse.compression import Layers
 from hvd_sparse.tensorflow import (
     LAGS,
     gradient_exchange,
@@ -44,7 +45,7 @@ from tests.verdict import CYCLE, DENSE_STEPS
 globals().update(laws_in(tuned_dense, tuning_laws))
 
 pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank has nothing to tune")
-COMPRESSION = LAGS(density=0.1, min_numel=64)
+COMPRESSION = LAGS(density=0.1, layers=Layers(min_numel=64))
 
 
 def averaging(variables):

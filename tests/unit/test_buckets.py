@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_sparse.buckets import Layer, assign_buckets
+from hvd_sparse.compression.buckets import Layer, assign_buckets
 from hvd_sparse.errors import UnsupportedError
 
 

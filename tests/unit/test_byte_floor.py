@@ -11,9 +11,9 @@ import pytest
 from byte_floor import schedule
 
 from hvd_sparse import _core
+from hvd_sparse.compression.sparsifiers import as_sparsifier
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
-from hvd_sparse.sparsifiers import as_sparsifier
 
 pytestmark = pytest.mark.long  # it looks at benchmarks alone
 

@@ -9,22 +9,26 @@ import numpy as np
 import pytest
 
 from hvd_sparse import _core
-from hvd_sparse.collectives import COLLECTIVES
 from hvd_sparse.compression import (
     LAGS,
     SBC,
-    Compression,
+    Adaptive,
     Dense,
+    Feedback,
     GaussianK,
     GTopK,
+    GTopKMerge,
+    Layers,
     ThreeLC,
     TopK,
+    Warmup,
+    Wire,
     as_compression,
     is_sparse_compression,
 )
+from hvd_sparse.compression.collectives import COLLECTIVES
+from hvd_sparse.compression.sparsifiers import SPARSIFIERS, HardThreshold, Sampled
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
-from hvd_sparse.schedules import Warmup
-from hvd_sparse.sparsifiers import SPARSIFIERS, HardThreshold, Sampled
 
 PRESETS = [LAGS, GTopK, GaussianK, TopK, SBC, Dense, ThreeLC]
 
@@ -41,17 +45,17 @@ PRESETS = [LAGS, GTopK, GaussianK, TopK, SBC, Dense, ThreeLC]
 )
 def test_presets_are_made_of_the_papers_parts(preset, parts):
     made = preset()
-    modes = (made.collective, made.layer_wise, made.adaptive)
+    modes = (made.collective, made.layers.layer_wise, bool(made.adaptive))
     assert (made.sparsifier.name, *modes, made.density) == parts
 
 
 @pytest.mark.parametrize(
     ("preset", "parts"),
-    [(Dense, ("float32", 0, 0.0)), (ThreeLC, ("ternary", 1024, "auto"))],
+    [(Dense, ("float32", 0, "keep")), (ThreeLC, ("ternary", 1024, "move"))],
 )
 def test_a_dense_sum_sends_all_in_its_own_values(preset, parts):
     made = preset()
-    assert (made.values, made.min_numel, made.momentum_correction) == parts
+    assert (made.values, made.layers.min_numel, made.feedback.momentum) == parts
     assert (made.collective, made.density, made.warmup, made.adaptive) == (
         "shard_sum", 1, None, False,
     )  # fmt: skip
@@ -60,14 +64,14 @@ def test_a_dense_sum_sends_all_in_its_own_values(preset, parts):
 @pytest.mark.parametrize(
     ("compression", "taken"),
     [
-        (TopK(min_numel=6), [False, False, True]),
-        (TopK(min_numel=0), [False, False, True]),
-        (TopK(min_numel=7), [False, False, False]),
-        (SBC(min_numel=6), [False, False, True]),
+        (TopK(layers=Layers(min_numel=6)), [False, False, True]),
+        (TopK(layers=Layers(min_numel=0)), [False, False, True]),
+        (TopK(layers=Layers(min_numel=7)), [False, False, False]),
+        (SBC(layers=Layers(min_numel=6)), [False, False, True]),
         (Dense(), [True, True, True]),
-        (Dense(min_numel=6), [False, False, True]),
+        (Dense(layers=Layers(min_numel=6)), [False, False, True]),
         (ThreeLC(), [False, False, False]),
-        (ThreeLC(min_numel=0), [True, True, True]),
+        (ThreeLC(layers=Layers(min_numel=0)), [True, True, True]),
     ],
 )
 def test_small_and_one_dimensional_tensors_are_taken_by_whole_dense_sums_alone(compression, taken):
@@ -125,80 +129,99 @@ def test_any_real_number_in_the_limits_is_a_density(density):
         ),
         ({"sparsifier": "hard_threshold"}, r"needs a threshold: .*HardThreshold\(threshold="),
         ({"sparsifier": 7}, "sparsifier must be one of .*, got 7"),
-        ({"collective": 3}, r"collective must be one of \['allgather', 'gtopk', .*\], got 3"),
-        ({"min_numel": -1}, r"min_numel must lie in \[0, .*got -1"),
-        ({"min_numel": 1.5}, "min_numel must be an integer, got 1.5"),
-        ({"bucket_numel": 0}, r"bucket_numel must lie in \[1, 2147483647\], got 0"),
-        ({"bucket_numel": 1 << 31}, r"bucket_numel must lie in \[1, 2147483647\]"),
-        ({"bucket_numel": True}, "bucket_numel must be an integer, got True"),
-        ({"layer_wise": 1}, "layer_wise must be True or False, got 1"),
-        ({"rescale_residual": "yes"}, "rescale_residual must be True, False or None, got 'yes'"),
+        ({"collective": 3}, "collective must be one of auto, allgather, .*gtopk.*, got 3"),
+        ({"collective": "shard_sum"}, "collective must be one of .*, got 'shard_sum'"),
+        ({"warmup": 5}, "warmup must be a Warmup, got 5"),
+        ({"wire": "int2"}, "Wire values must be one of auto, .*int8, int4, got 'int2'"),
+        ({"wire": "ternary"}, "Wire values must be one of .*, got 'ternary'"),
+        ({"wire": 4}, "wire must be a Wire, got 4"),
+        ({"layers": {"min_numel": 5}}, "layers must be a Layers, got {'min_numel': 5}"),
+        ({"feedback": 0.9}, "feedback must be a Feedback, got 0.9"),
+        ({"adaptive": 1}, "adaptive must be one of True, False, got 1"),
         (
-            {"rescale_residual": np.ones(2)},
-            "rescale_residual must be True, False or None, got array",
+            {"adaptive": True, "layers": Layers(layer_wise=False)},
+            "adaptive must be False where layers are not layer_wise",
         ),
-        ({"warmup": 5}, "warmup must be a Warmup or None, got 5"),
-        ({"sparsity": 2}, r"sparsity must be a number in \[1, 2\), got 2"),
-        ({"sparsity": 0.5}, r"sparsity must be a number in \[1, 2\), got 0.5"),
-        ({"sparsity": float("nan")}, r"sparsity must be a number in \[1, 2\), got nan"),
-        ({"values": "int2"}, "values must be one of .*int8, int4, ternary, binary, got 'int2'"),
-        ({"values": "ternary"}, "'ternary' with collective 'shard_sum' alone, .* 'allgather'"),
-        ({"values": "binary"}, "sparsifier must be 'one_sign' with values 'binary', .*'top_k'"),
-        ({"collective": "shard_sum"}, "density must be 1 with .*'shard_sum', .*, got 0.001"),
     ],
 )
 def test_other_options_outside_their_limits_are_refused(options, match):
     with pytest.raises(InvalidArgumentError, match=match):
-        Compression(**options)
-
-
-@pytest.mark.parametrize("preset", [Dense, ThreeLC])
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"density": 0.1}, "density must be 1 with collective 'shard_sum', .*, got 0.1"),
-        ({"warmup": Warmup(steps=3)}, r"warmup must be None with .*, got Warmup\(steps=3, "),
-        ({"adaptive": True}, "adaptive must be False with .*, got True"),
-        ({"collective": "gtopk"}, "'shard_sum'.*, got (collective )?'gtopk'"),
-        ({"collective": "hierarchical"}, "'shard_sum'.*, got (collective )?'hierarchical'"),
-        ({"collective": "auto"}, "'shard_sum'.*, got (collective )?'auto'"),
-    ],
-)
-def test_a_dense_sum_cannot_do_what_only_selecting_can(preset, options, match):
-    with pytest.raises(InvalidArgumentError, match=match):
-        preset(**options)
+        TopK(**options)
 
 
 @pytest.mark.parametrize(
-    ("options", "match"),
+    ("part", "options", "match"),
     [
-        ({"sparsifier": "top_k"}, "sparsifier must be 'one_sign' with .*, got 'top_k'"),
-        ({"collective": "gtopk"}, "collective must be 'allgather' with .*, got 'gtopk'"),
-        ({"collective": "auto"}, "collective must be 'allgather' with .*, got 'auto'"),
+        (Layers, {"min_numel": -1}, r"min_numel must lie in \[0, .*got -1"),
+        (Layers, {"min_numel": 1.5}, "Layers min_numel must be an integer, got 1.5"),
+        (Layers, {"bucket_numel": 0}, r"Layers bucket_numel must lie in \[1, 2147483647\], got 0"),
+        (Layers, {"bucket_numel": 1 << 31}, r"bucket_numel must lie in \[1, 2147483647\]"),
+        (Layers, {"bucket_numel": True}, "bucket_numel must be an integer, got True"),
+        (Layers, {"layer_wise": 1}, "Layers layer_wise must be one of None, True, False, got 1"),
+        (Wire, {"indices": "zipped"}, "Wire indices must be one of auto, plain, packed, got 'zip"),
+        (GTopKMerge, {"slack": 0.5}, r"GTopKMerge slack must be a number in \[1, inf.*, got 0.5"),
         (
-            {"collective": "shard_sum", "density": 1},
-            "collective must be 'allgather' with values 'binary', .*, got 'shard_sum'",
+            GTopKMerge,
+            {"slack": float("inf")},
+            r"slack must be a number in \[1, infinity\), got inf",
         ),
-        ({"adaptive": True}, "adaptive must be False with values 'binary', .*, got True"),
-        ({"bucket_numel": 5}, "bucket_numel must be 1 with values 'binary', .*, got 5"),
+        (GTopKMerge, {"slack": float("nan")}, "slack must be a number in .*, got nan"),
+        (ThreeLC, {"scale": 2}, r"scale must be a number in \[1, 2\), got 2"),
+        (ThreeLC, {"scale": 0.5}, r"scale must be a number in \[1, 2\), got 0.5"),
+        (ThreeLC, {"scale": float("nan")}, r"scale must be a number in \[1, 2\), got nan"),
+        (Dense, {"values": "ternary"}, "values must be one of float32, .*, got 'ternary'"),
+        (SBC, {"layers": Layers(bucket_numel=5)}, "bucket_numel of SBC must be 1: .*, got 5"),
+        (Adaptive, {"rule": "mine"}, "Adaptive rule must be one of simulated, paper, got 'mine'"),
+        (Adaptive, {"every": 3}, r"Adaptive every must lie in \[100, "),
+        (Feedback, {"rescale": "yes"}, "rescale must be one of True, False, auto, got 'yes'"),
+        (Feedback, {"rescale": np.ones(2)}, "rescale must be one of .*, got array"),
+        (Feedback, {"momentum": 1}, r"Feedback momentum must be a number in \[0, 1\), got 1"),
+        (Feedback, {"momentum": "auto"}, "momentum must be one of move, keep, got 'auto'"),
+        (Feedback, {"momentum": float("nan")}, r"in \[0, 1\), got nan"),
+        (Feedback, {"momentum": True}, r"in \[0, 1\), got True"),
+        (Feedback, {"weight_decay": -0.1}, r"weight_decay must be a number in \[0, .*, got -0.1"),
+        (Feedback, {"clip_norm": 0}, r"clip_norm must be a number in \(0, infinity\), got 0"),
+        (Feedback, {"clip_norm": "1"}, r"clip_norm must be a number in \(0, .*, got '1'"),
+        (Feedback, {"quality_every": 0}, r"quality_every must lie in \[1, "),
+        (Feedback, {"decay": 0.0}, r"Feedback decay must be a number in \(0"),
+        (Feedback, {"decay": 1.5}, r"Feedback decay must lie in \(0, 1\], got 1.5"),
     ],
 )
-def test_binary_values_take_the_parts_of_their_preset(options, match):
+def test_a_part_refuses_what_lies_outside_its_limits(part, options, match):
     with pytest.raises(InvalidArgumentError, match=match):
-        SBC(**options)
+        part(**options)
 
 
-def test_the_parts_of_binary_values_serve_others_and_whole_models():
-    assert SBC(values="float32", bucket_numel=5, collective="gtopk").values == "float32"
-    assert SBC(layer_wise=False, bucket_numel=5).values == "binary"
-    parts = {"sparsifier": "one_sign", "values": "binary", "bucket_numel": 1}
-    assert TopK(**parts).indices == "plain"
+@pytest.mark.parametrize(
+    ("preset", "option"),
+    [
+        *((one, name) for one in (Dense, ThreeLC) for name in ("density", "warmup", "adaptive")),
+        *((one, name) for one in (Dense, ThreeLC, SBC) for name in ("sparsifier", "collective")),
+        *((one, "scale") for one in (LAGS, SBC, Dense)),
+        *((one, "wire") for one in (Dense, ThreeLC, SBC)),
+    ],
+)
+def test_a_preset_does_not_take_an_option_that_means_nothing_to_it(preset, option):
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
+        preset(**{option: None})
+
+
+def test_no_preset_has_more_than_nine_options():
+    assert max(len(dataclasses.fields(preset)) for preset in PRESETS) == 9
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_part_that_leaves_out_an_option_leaves_the_preset_its_own(preset):
+    own, made = preset().layers, preset(layers=Layers(min_numel=5)).layers
+    assert made == dataclasses.replace(own, min_numel=5)
+    assert preset(feedback=Feedback()).feedback == preset().feedback
+    assert preset(layers=Layers()) == preset()
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_classes_and_instances_are_accepted(preset):
     assert as_compression(preset) == preset()
-    made = preset(min_numel=5)
+    made = preset(layers=Layers(min_numel=5))
     assert as_compression(made) is made
     assert is_sparse_compression(preset)
     assert is_sparse_compression(made)
@@ -214,11 +237,15 @@ def test_foreign_things_are_refused_by_name(foreign):
 
 def test_a_compression_shows_its_density_and_what_is_not_the_default():
     assert repr(LAGS()) == "LAGS(density=0.01)"
-    assert repr(GTopK(density=0.01, min_numel=5)) == "GTopK(density=0.01, min_numel=5)"
     assert repr(TopK(collective="gtopk")) == "TopK(density=0.001, collective='gtopk')"
     assert repr(Dense()) == "Dense(values='float32')"
-    assert repr(SBC(min_numel=5)) == "SBC(density=0.01, min_numel=5)"
-    assert repr(ThreeLC(sparsity=1.5)) == "ThreeLC(sparsity=1.5, values='ternary')"
+    assert repr(ThreeLC(scale=1.5)) == "ThreeLC(scale=1.5)"
+    assert repr(LAGS(wire="int4")) == "LAGS(density=0.01, wire=Wire(values='int4'))"
+    assert repr(TopK(local_steps=8)) == "TopK(density=0.001, local_steps=LocalSteps(every=8))"
+    merge = GTopKMerge(slack=2)
+    assert repr(LAGS(adaptive=False, collective=merge)) == (
+        "LAGS(density=0.01, collective=GTopKMerge(slack=2.0), adaptive=False)"
+    )
 
 
 def test_compressions_are_values():
@@ -238,33 +265,3 @@ def test_compressions_are_values():
 def test_unpatched_horovod_is_told_what_to_import(compression):
     with pytest.raises(HvdSparseError, match=r"LAGS was given to stock Horovod: import hvd_sparse"):
         compression.compress(object())
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"slack": 0.5}, "slack must be a finite number >= 1, got 0.5"),
-        ({"slack": float("inf")}, "slack must be a finite number >= 1, got inf"),
-        ({"slack": float("nan")}, "slack must be a finite number >= 1, got nan"),
-        ({"indices": "zipped"}, "indices must be one of auto, plain, packed, got 'zipped'"),
-        ({"plan": "mine"}, "plan must be one of simulated, paper, got 'mine'"),
-        ({"adaptive": 1}, "adaptive must be True or False, got 1"),
-        ({"replan_every": 3}, r"replan_every must lie in \[100, "),
-        ({"layer_wise": False}, "adaptive must be False where layer_wise is"),
-        ({"momentum_correction": 1}, r"momentum_correction must be a number in \[0, 1\), got 1"),
-        ({"momentum_correction": float("nan")}, r"in \[0, 1\), got nan"),
-        ({"momentum_correction": True}, r"in \[0, 1\), got True"),
-        ({"weight_decay": -0.1}, r"weight_decay must be a number in \[0, infinity\), got -0.1"),
-        ({"clip_norm": 0}, r"clip_norm must be a number in \(0, infinity\), got 0"),
-        ({"clip_norm": "1"}, r"clip_norm must be a number in \(0, infinity\), got '1'"),
-        ({"quality_every": 0}, r"quality_every must lie in \[1, "),
-    ],
-)
-def test_options_of_adaptive_compressions_are_refused_by_name(options, match):
-    with pytest.raises(InvalidArgumentError, match=match):
-        LAGS(**options)
-
-
-def test_a_pinned_compression_says_what_it_pins():
-    made = LAGS(adaptive=False, collective="gtopk", slack=2)
-    assert repr(made) == "LAGS(density=0.01, collective='gtopk', slack=2.0, adaptive=False)"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hvd_sparse import _core
+from hvd_sparse.compression.sparsifiers import TopK
 from hvd_sparse.errors import (
     ExchangeFailedError,
     ExchangeTimeoutError,
@@ -24,7 +25,6 @@ from hvd_sparse.exchange.core_handle import CoreHandle
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.ranks import lifecycle
-from hvd_sparse.sparsifiers import TopK
 
 
 class Core:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from hvd_sparse import waiting
-from hvd_sparse.buckets import Layer
+from hvd_sparse.compression.buckets import Layer
 from hvd_sparse.errors import ExchangeFailedError
 from hvd_sparse.places.step_clock import StepClock
 from tests.device_time import FakeDevice

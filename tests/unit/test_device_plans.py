@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hvd_sparse import cli
-from hvd_sparse.compression import LAGS, GaussianK, TopK
+from hvd_sparse.compression import LAGS, Feedback, GaussianK, TopK
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.places.place import OnDevice
 from hvd_sparse.planning import costs
@@ -99,7 +99,7 @@ def test_values_that_travel_narrow_go_by_the_cpus():
     ("compression", "sparsifier"),
     [
         (LAGS(), "gaussian"),
-        (LAGS(momentum_correction=0.9), "gaussian"),
+        (LAGS(feedback=Feedback(momentum=0.9)), "gaussian"),
         (GaussianK(adaptive=True), "gaussian"),
         (TopK(adaptive=True), "top_k"),
     ],

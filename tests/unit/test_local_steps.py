@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from hvd_sparse.compression import LAGS, Dense, TopK
+from hvd_sparse.compression import LAGS, AdaComm, Dense, Feedback, LocalSteps, Outer, TopK, Warmup
 from hvd_sparse.errors import InvalidArgumentError, RanksDisagreeError
-from hvd_sparse.local_steps import AdaComm, Interval, Outer
-from hvd_sparse.schedules import Warmup
+from hvd_sparse.exchange.interval import Interval
 
 
 class Clock:
@@ -30,26 +29,17 @@ def reported(interval, *, loss=None, rate=0.1, weights=0):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"local_steps": 0}, r"local_steps must lie in \[1, 1048576\], got 0"),
-        ({"local_steps": "often"}, "local_steps must be an integer, got 'often'"),
-        ({"local_steps": 2.5}, "local_steps must be an integer, got 2.5"),
-        ({"local_steps": True}, "local_steps must be an integer"),
-        ({"local_steps": 4, "momentum_correction": 0.9}, "momentum_correction acts on gradients"),
-        ({"local_steps": 4, "clip_norm": 1.0}, "clip_norm acts on gradients"),
-        ({"local_steps": 4, "weight_decay": 0.1}, "weight_decay acts on gradients"),
-        ({"local_steps": 4, "rescale_residual": True}, "rescale_residual acts on gradients"),
-        ({"outer": Outer(lr=0.5)}, "outer needs local_steps above 1"),
-        ({"overlap": True}, "overlap needs local_steps above 1"),
-        ({"moments": "averaged"}, "moments needs local_steps above 1"),
-        ({"local_steps": 4, "moments": "mean"}, "moments must be one of local, averaged, got"),
+        ({"local_steps": 0}, r"LocalSteps every must lie in \[2, 1048576\], got 0"),
+        ({"local_steps": "often"}, "LocalSteps every must be an integer, got 'often'"),
+        ({"local_steps": 2.5}, "every must be an integer, got 2.5"),
+        ({"local_steps": True}, "every must be an integer"),
+        ({"local_steps": 4, "feedback": Feedback(momentum=0.9)}, "momentum acts on gradients"),
+        ({"local_steps": 4, "feedback": Feedback(clip_norm=1.0)}, "clip_norm acts on gradients"),
         (
-            {"local_steps": 4, "moments": "averaged", "overlap": True},
-            "moments must be 'local' with overlap",
+            {"local_steps": 4, "feedback": Feedback(weight_decay=1)},
+            "weight_decay acts on gradients",
         ),
-        ({"local_steps": 4, "overlap": 1}, "overlap must be True, False or 'forward', got 1"),
-        ({"local_steps": 4, "outer": 0.5}, "outer must be an Outer, got 0.5"),
-        ({"residual_decay": 0.0}, r"residual_decay must be a number in \(0"),
-        ({"residual_decay": 1.5}, r"residual_decay must lie in \(0, 1\], got 1.5"),
+        ({"local_steps": 4, "feedback": Feedback(rescale=True)}, "rescale acts on gradients"),
     ],
 )
 def test_options_outside_their_limits_are_named(options, text):
@@ -61,12 +51,23 @@ def test_options_outside_their_limits_are_named(options, text):
     ("make", "text"),
     [
         (lambda: AdaComm(first=0), r"AdaComm first must lie in \[1, 1048576\], got 0"),
-        (lambda: AdaComm(first=8, every=0), r"AdaComm every must be a number in \(0"),
+        (lambda: LocalSteps(every=1), r"LocalSteps every must lie in \[2, "),
+        (
+            lambda: LocalSteps(every=4, moments="mean"),
+            "moments must be one of local, averaged, got",
+        ),
+        (
+            lambda: LocalSteps(every=4, moments="averaged", overlap=True),
+            "moments must be 'local' with overlap",
+        ),
+        (lambda: LocalSteps(every=4, overlap=1), "overlap must be one of True, False, got 1"),
+        (lambda: LocalSteps(every=4, outer=0.5), "outer must be a Outer, got 0.5"),
+        (lambda: AdaComm(first=8, seconds=0), r"AdaComm seconds must be a number in \(0"),
         (lambda: AdaComm(first=8, shrink=1), r"AdaComm shrink must be a number in \(0, 1\)"),
         (lambda: Outer(lr=0), r"Outer lr must be a number in \(0"),
         (lambda: Outer(momentum=1.0), r"Outer momentum must be a number in \[0, 1\)"),
         (lambda: Outer(nesterov=True), "nesterov needs a momentum"),
-        (lambda: Outer(momentum=0.5, nesterov=1), "nesterov must be True or False"),
+        (lambda: Outer(momentum=0.5, nesterov=1), "nesterov must be one of True, False, got 1"),
     ],
 )
 def test_rules_outside_their_limits_are_named(make, text):
@@ -78,17 +79,16 @@ def test_differences_have_neither_momentum_nor_rates_and_a_warm_up_counts_local_
     compression = LAGS(local_steps=16, warmup=Warmup(steps=50, densities=(0.25,)))
     assert compression.is_local
     of_differences = compression.of_differences()
-    assert of_differences.momentum_correction == 0
-    assert of_differences.rescale_residual is False
+    assert of_differences.feedback == Feedback(momentum="keep", rescale=False)
     assert of_differences.warmup == Warmup(steps=4, densities=(0.25,))
     assert not Dense().is_local
     adaptive = replace(compression, local_steps=AdaComm(first=25))
     assert adaptive.of_differences().warmup.steps == 2
-    assert "local_steps=AdaComm(first=25" in repr(adaptive)
+    assert "local_steps=LocalSteps(every=AdaComm(first=25))" in repr(adaptive)
 
 
 def test_an_interval_ends_after_its_steps_and_begins_anew():
-    interval = Interval(3)
+    interval = Interval(LocalSteps(every=3))
     assert [interval.step() for _ in range(3)] == [False, False, True]
     interval.meet(reported(interval))
     assert (interval.taken, interval.length) == (0, 3)
@@ -102,7 +102,7 @@ def test_an_interval_ends_after_its_steps_and_begins_anew():
     ],
 )
 def test_ranks_that_differ_are_named(changes, text):
-    interval = Interval(3)
+    interval = Interval(LocalSteps(every=3))
     for _ in range(3):
         interval.step()
     first, second = reported(interval)
@@ -113,7 +113,7 @@ def test_ranks_that_differ_are_named(changes, text):
 
 def test_adacomm_follows_the_root_of_the_loss():
     clock = Clock()
-    interval = Interval(AdaComm(first=20, every=60.0), clock=clock)
+    interval = Interval(LocalSteps(every=AdaComm(first=20, seconds=60.0)), clock=clock)
     interval.meet(reported(interval, loss=4.0))
     assert interval.length == 20  # too early
     clock.now += 60
@@ -129,7 +129,7 @@ def test_adacomm_follows_the_root_of_the_loss():
 
 def test_adacomm_halves_where_the_loss_does_not_fall():
     clock = Clock()
-    interval = Interval(AdaComm(first=9, every=1.0), clock=clock)
+    interval = Interval(LocalSteps(every=AdaComm(first=9, seconds=1.0)), clock=clock)
     lengths = []
     for _ in range(6):
         clock.now += 1
@@ -140,7 +140,7 @@ def test_adacomm_halves_where_the_loss_does_not_fall():
 
 def test_adacomm_meets_less_often_at_a_smaller_learning_rate():
     clock = Clock()
-    interval = Interval(AdaComm(first=16, every=1.0), clock=clock)
+    interval = Interval(LocalSteps(every=AdaComm(first=16, seconds=1.0)), clock=clock)
     clock.now += 1
     interval.meet(reported(interval, loss=4.0, rate=0.1))
     assert interval.length == 8  # 16 is no decrease
@@ -153,7 +153,7 @@ def test_adacomm_meets_less_often_at_a_smaller_learning_rate():
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_adacomm_leaves_out_losses_that_are_not_finite(loss, at, caplog):
     clock = Clock()
-    interval = Interval(AdaComm(first=16, every=1.0), clock=clock)
+    interval = Interval(LocalSteps(every=AdaComm(first=16, seconds=1.0)), clock=clock)
     losses = [4.0, 0.25]
     lengths = []
     for one in [*losses[:at], loss, *losses[at:]]:
@@ -167,7 +167,7 @@ def test_adacomm_leaves_out_losses_that_are_not_finite(loss, at, caplog):
 
 def test_adacomm_takes_the_first_loss_above_0_as_the_first():
     clock = Clock()
-    interval = Interval(AdaComm(first=16, every=1.0), clock=clock)
+    interval = Interval(LocalSteps(every=AdaComm(first=16, seconds=1.0)), clock=clock)
     lengths = []
     for loss in (0.0, -1.0, 4.0, 0.25, -1.0):
         clock.now += 1
@@ -177,7 +177,7 @@ def test_adacomm_takes_the_first_loss_above_0_as_the_first():
 
 
 def test_a_first_loss_that_is_no_measure_is_not_loaded():
-    interval = Interval(AdaComm(first=16))
+    interval = Interval(LocalSteps(every=AdaComm(first=16)))
     interval.load({**interval.state(), "first": (float("nan"), 0.1)})
     assert interval.state()["first"] is None
 
@@ -195,7 +195,7 @@ def meeting(interval, clock, *, step, seconds):
 
 def test_auto_takes_the_fewest_steps_with_which_meetings_take_a_tenth_of_the_time():
     clock = Clock()
-    interval = Interval("auto", clock=clock)
+    interval = Interval(LocalSteps(every="auto"), clock=clock)
     assert meeting(interval, clock, step=1.0, seconds=1.5) == 4  # no meeting was timed before it
     lengths = [meeting(interval, clock, step=1.0, seconds=1.5) for _ in range(4)]
     assert lengths == [8, 14, 14, 14]  # 9 x 1.5 = 13.5, and twice as many at most
@@ -207,7 +207,7 @@ def test_auto_takes_the_fewest_steps_with_which_meetings_take_a_tenth_of_the_tim
 
 def test_auto_leaves_out_that_ranks_wait_for_the_last():
     clock = Clock()
-    interval = Interval("auto", clock=clock)
+    interval = Interval(LocalSteps(every="auto"), clock=clock)
     meeting(interval, clock, step=1.0, seconds=1.0)
     first, second = reported(interval)
     interval.meet([first._replace(meeting=50.0), second._replace(meeting=0.5, step=1.0)])
@@ -216,12 +216,12 @@ def test_auto_leaves_out_that_ranks_wait_for_the_last():
 
 def test_adacomm_goes_on_where_it_was_saved():
     clock = Clock()
-    rule = AdaComm(first=20, every=60.0)
-    interval = Interval(rule, clock=clock)
+    rule = AdaComm(first=20, seconds=60.0)
+    interval = Interval(LocalSteps(every=rule), clock=clock)
     interval.meet(reported(interval, loss=4.0))
     interval.step()
     clock.now += 50
-    other = Interval(rule, clock=Clock())
+    other = Interval(LocalSteps(every=rule), clock=Clock())
     other.load(interval.state())
     assert other.state() == interval.state()
     assert other.taken == 1

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from hvd_sparse import log
+from hvd_sparse.compression.sparsifiers import as_sparsifier
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.ranks.world import World
-from hvd_sparse.sparsifiers import as_sparsifier
 
 VARIABLES = (log.VARIABLE, log.HOROVODS_VARIABLE, log.HIDE_TIME)
 

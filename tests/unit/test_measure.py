@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_sparse import _core
+from hvd_sparse.compression.sparsifiers import as_sparsifier
 from hvd_sparse.errors import UnavailableError
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.place import OnCpu
 from hvd_sparse.planning.network import Link
 from hvd_sparse.ranks.world import World
-from hvd_sparse.sparsifiers import as_sparsifier
 from hvd_sparse.tuning import measure
 from hvd_sparse.tuning.measure import fit_gap, fit_link, measure_machine, measure_network
 from tests.device_time import LateEvent

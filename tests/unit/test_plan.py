@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from hvd_sparse.buckets import Bucket, Layer
-from hvd_sparse.compression import LAGS, GTopK
+from hvd_sparse.compression import LAGS, GTopK, Layers, Warmup, Wire
+from hvd_sparse.compression.buckets import Bucket, Layer
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.planning import plan
-from hvd_sparse.schedules import Warmup
 
 BUCKET = Bucket((Layer("a", 1000), Layer("b", 50)), layer_wise=True)
 
@@ -57,7 +56,7 @@ LAYERS = (Layer("a", 1000), Layer("b", 50))
     ("compression", "expected"),
     [
         (LAGS(density=0.1), [("a", "b")]),
-        (LAGS(density=0.1, bucket_numel=1000), [("a",), ("b",)]),
+        (LAGS(density=0.1, layers=Layers(bucket_numel=1000)), [("a",), ("b",)]),
     ],
 )
 def test_a_fixed_compression_has_one_density_and_stands_in_for_auto(compression, expected):
@@ -69,7 +68,7 @@ def test_a_fixed_compression_has_one_density_and_stands_in_for_auto(compression,
 
 
 def test_a_fixed_compression_keeps_what_it_names():
-    compression = GTopK(collective="allgather", indices="packed", values="float16")
+    compression = GTopK(collective="allgather", wire=Wire(indices="packed", values="float16"))
     (choice,) = plan.fixed_choices(LAYERS, compression)
     assert choice.densities == (0.001,)  # the whole model is one unit
     assert (choice.collective, choice.wire, choice.values) == ("allgather", "packed", "float16")

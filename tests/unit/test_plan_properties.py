@@ -12,9 +12,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hvd_sparse.buckets import Bucket, Layer, assign_buckets
-from hvd_sparse.compression import LAGS
-from hvd_sparse.compression_checks import MAX_BUCKET_NUMEL
+from hvd_sparse.compression import LAGS, Warmup
+from hvd_sparse.compression.buckets import Bucket, Layer, assign_buckets
+from hvd_sparse.compression.parts import MAX_BUCKET_NUMEL
 from hvd_sparse.errors import HvdSparseError
 from hvd_sparse.planning import costs
 from hvd_sparse.planning.plan import (
@@ -27,7 +27,6 @@ from hvd_sparse.planning.plan import (
 )
 from hvd_sparse.planning.planner import Rules, make_plan
 from hvd_sparse.planning.profile import Profile
-from hvd_sparse.schedules import Warmup
 from tests.profiles import gigabits, random_profile
 
 NUMELS = st.integers(0, MAX_BUCKET_NUMEL)

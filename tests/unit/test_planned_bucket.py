@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_sparse.buckets import Bucket, Layer
-from hvd_sparse.compression import LAGS, Dense, ThreeLC, TopK
+from hvd_sparse.compression import LAGS, Dense, ThreeLC, TopK, Warmup
+from hvd_sparse.compression.buckets import Bucket, Layer
 from hvd_sparse.exchange.planned_bucket import add_planned_bucket, add_tensor_bucket
 from hvd_sparse.planning import plan
-from hvd_sparse.schedules import Warmup
 
 
 class Asked:
@@ -45,7 +44,7 @@ def test_a_trainings_bucket_has_memory_for_the_warm_up():
 
 @pytest.mark.parametrize(
     ("compression", "values", "sparsity"),
-    [(Dense(values="bfloat16"), "bfloat16", 1.0), (ThreeLC(sparsity=1.5), "ternary", 1.5)],
+    [(Dense(values="bfloat16"), "bfloat16", 1.0), (ThreeLC(scale=1.5), "ternary", 1.5)],
 )
 def test_a_dense_sum_is_asked_for_every_entry_in_its_values(compression, values, sparsity):
     exchange = Asked()

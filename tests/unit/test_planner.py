@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_sparse.collectives import COLLECTIVES
 from hvd_sparse.compression import LAGS
+from hvd_sparse.compression.collectives import COLLECTIVES
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.planning import costs, planner
 from hvd_sparse.planning.explanation import explain, simulated_step
@@ -153,7 +153,7 @@ def test_exchanges_that_last_longer_by_the_reserve_still_hide(rate):
 
 
 def test_a_users_plan_has_the_reserve_that_the_documentation_says():
-    profile, rules = deep_profile(rate=1, size=4), planner.rules_of(LAGS(values="float32"))
+    profile, rules = deep_profile(rate=1, size=4), planner.rules_of(LAGS(wire="float32"))
     tight, spare = make_plan(profile, replace(rules, reserve=0.0)), make_plan(profile, rules)
     assert spare.step_seconds / tight.step_seconds == pytest.approx(1.002, abs=0.0005)
     assert late_step(profile, spare) / spare.step_seconds == pytest.approx(1, abs=0.0005)

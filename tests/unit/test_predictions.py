@@ -8,7 +8,7 @@ import math
 import pytest
 from predictions import median_error, predicted_step, predictions, relative_errors
 
-from hvd_sparse.compression import LAGS, Dense, TopK
+from hvd_sparse.compression import LAGS, Dense, Layers, TopK
 from hvd_sparse.planning.network import Network
 from hvd_sparse.planning.planner import Rules, dense_plan, make_plan
 from hvd_sparse.planning.profile import LayerProfile, Machine, Profile
@@ -43,10 +43,12 @@ def test_a_single_bucket_follows_backward_and_selection():
 
 def test_buckets_travel_while_backward_goes_on_and_a_whole_model_afterwards():
     profile = profile_of(3)
-    pinned = LAGS(density=0.01, adaptive=False, collective="gtopk", bucket_numel=NUMEL)
+    pinned = LAGS(
+        density=0.01, adaptive=False, collective="gtopk", layers=Layers(bucket_numel=NUMEL)
+    )
     compute = 0.05 + 3 * (0.1 + NUMEL * PER_ENTRY)
     assert predicted_step(profile, pinned) == pytest.approx(compute + gtopk_seconds(10_000))
-    whole = TopK(density=0.01, layer_wise=False, collective="gtopk")
+    whole = TopK(density=0.01, layers=Layers(layer_wise=False), collective="gtopk")
     assert predicted_step(profile, whole) == pytest.approx(compute + gtopk_seconds(30_000))
 
 

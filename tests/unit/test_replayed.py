@@ -21,8 +21,8 @@ from replayed import (
     most_steps,
 )
 
-from hvd_sparse.buckets import Layer
-from hvd_sparse.compression import LAGS, TopK
+from hvd_sparse.compression import LAGS, Layers, TopK
+from hvd_sparse.compression.buckets import Layer
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.places import step_clock
 from hvd_sparse.places.step_clock import StepClock
@@ -187,7 +187,7 @@ def test_a_large_gradient_does_not_repeat_itself(period):
         ("LAGS", LAGS()),
         ("LAGS(density=0.01, collective='allgather')",
          LAGS(density=0.01, collective="allgather")),
-        ("TopK(layer_wise=False)", TopK(layer_wise=False)),
+        ("TopK(layers=Layers(layer_wise=False))", TopK(layers=Layers(layer_wise=False))),
     ],
 )  # fmt: skip
 def test_a_mode_names_a_compression(mode, compression):

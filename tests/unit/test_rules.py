@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from hvd_sparse.collectives import COLLECTIVES
-from hvd_sparse.compression import LAGS
+from hvd_sparse.compression import LAGS, Adaptive, GTopKMerge, Wire
+from hvd_sparse.compression.collectives import COLLECTIVES
 from hvd_sparse.places.place import OnDevice
 from hvd_sparse.planning.network import Link
 from hvd_sparse.planning.planner import Rules, make_plan, rules_of
@@ -19,15 +19,15 @@ from tests.profiles import deep_profile, gigabits
     [
         (LAGS(), {}),
         (LAGS(density=0.05), {"density": 0.05}),
-        (LAGS(plan="paper"), {"rule": "paper"}),
+        (LAGS(adaptive=Adaptive(rule="paper")), {"rule": "paper"}),
         (
-            LAGS(collective="gtopk", slack=2.0),
+            LAGS(collective=GTopKMerge(slack=2.0)),
             {"collectives": ("gtopk",), "collective_options": {"slack": 2.0, "sparsity": 1.0}},
         ),
-        (LAGS(indices="packed"), {"wires": ("packed",)}),
-        (LAGS(indices="plain"), {"wires": ("plain",)}),
-        (LAGS(values="bfloat16"), {"values": ("bfloat16",), "dense_values": ("bfloat16",)}),
-        (LAGS(values="float32"), {"values": ("float32",), "dense_values": ("float32",)}),
+        (LAGS(wire=Wire(indices="packed")), {"wires": ("packed",)}),
+        (LAGS(wire=Wire(indices="plain")), {"wires": ("plain",)}),
+        (LAGS(wire="bfloat16"), {"values": ("bfloat16",), "dense_values": ("bfloat16",)}),
+        (LAGS(wire="float32"), {"values": ("float32",), "dense_values": ("float32",)}),
         (LAGS(sparsifier="top_k"), {"sparsifier": "top_k"}),
     ],
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from hvd_sparse.compression import Warmup
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.schedules import Warmup
 
 
 def test_each_density_lasts_for_its_steps():

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hvd_sparse import _core_testing
-from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.sparsifiers import (
+from hvd_sparse.compression.sparsifiers import (
     Gaussian,
     HardThreshold,
     RandomK,
@@ -14,6 +13,7 @@ from hvd_sparse.sparsifiers import (
     Sidco,
     as_sparsifier,
 )
+from hvd_sparse.errors import InvalidArgumentError
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from hvd_sparse.buckets import Layer
+from hvd_sparse.compression.buckets import Layer
 from hvd_sparse.places import step_clock
 from hvd_sparse.places.step_clock import StepClock
 

@@ -29,7 +29,7 @@ from table_rows import (
 )
 from table_runs import Effort, jobs_of, measure, timeline_file
 
-from hvd_sparse.collectives import COLLECTIVES
+from hvd_sparse.compression.collectives import COLLECTIVES
 from hvd_sparse.planning.network import Network
 from hvd_sparse.planning.profile import LayerProfile, Machine, Profile
 

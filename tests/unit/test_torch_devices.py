@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from hvd_sparse import _core
-from hvd_sparse.buckets import Layer
+from hvd_sparse.compression import Layers
+from hvd_sparse.compression.buckets import Layer
 from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.device_clock import DeviceClock
@@ -54,13 +55,13 @@ def check_on_horovod(named, compression):
 def test_a_horovod_without_gpus_is_named_where_gradients_travel_dense(monkeypatch):
     large = [("w", torch.zeros(8, 8, device="meta"))]
     small = [*large, ("b", torch.zeros(8, device="meta"))]
-    fixed = TopK(min_numel=64)
+    fixed = TopK(layers=Layers(min_numel=64))
     check_on_horovod([("a", torch.zeros(1))], LAGS())
     check_on_horovod(large, fixed)
     with pytest.raises(UnsupportedError, match=r"'b' on device 'meta' \(it is small\).*NCCL"):
         check_on_horovod(small, fixed)
     with pytest.raises(UnsupportedError, match=r"'w' on device 'meta' \(LAGS measures dense"):
-        check_on_horovod(large, LAGS(min_numel=64))
+        check_on_horovod(large, LAGS(layers=Layers(min_numel=64)))
     monkeypatch.setattr(hvd, "cuda_built", lambda: True)
     check_on_horovod(small, LAGS())
 

@@ -53,7 +53,7 @@ def test_what_must_be_equal_on_all_ranks_is_described():
     assert described["op"] == "Sum"
     assert set(described) == {
         "compression", "backward_passes_per_step", "op", "gradient_predivide_factor",
-        "sparse_as_dense",
+        "sparse_as_dense", "grad_scaler", "wait_in_forward",
     }  # fmt: skip
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from hvd_sparse.buckets import Layer
-from hvd_sparse.compression import LAGS
+from hvd_sparse.compression import LAGS, Adaptive, Warmup
+from hvd_sparse.compression.buckets import Layer
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.places.place import OnCpu
 from hvd_sparse.places.step_clock import StepTimes
@@ -18,7 +18,6 @@ from hvd_sparse.planning.pipeline import simulate_dense
 from hvd_sparse.planning.plan import BucketPlan, Plan
 from hvd_sparse.planning.profile import Machine
 from hvd_sparse.quantities import shown_seconds
-from hvd_sparse.schedules import Warmup
 from hvd_sparse.tuning import tuner as tuning
 from hvd_sparse.tuning.step_rows import profile_of
 from hvd_sparse.tuning.tuner import Stage, Tuner, Verdict
@@ -297,7 +296,7 @@ def test_plans_are_made_from_a_profile_whose_dense_step_is_the_one_that_was_time
 
 def test_of_a_plan_that_is_dense_no_sparse_steps_are_told(planned):
     planned(SPARSE)
-    ranks = tuners(compression=LAGS(replan_every=100, warmup=None))
+    ranks = tuners(compression=LAGS(adaptive=Adaptive(every=100), warmup=None))
     run(ranks, 30, lambda sparse: 0.5 if sparse else 1.0)
     assert ranks[0].tuning.sparse_seconds == 0.5
     planned(DENSE)
@@ -318,7 +317,7 @@ def test_a_plan_that_is_all_dense_is_not_tried(planned, caplog):
 
 def test_it_begins_again_in_time(planned, caplog):
     planned(SPARSE)
-    ranks = tuners(compression=LAGS(replan_every=100, warmup=None))
+    ranks = tuners(compression=LAGS(adaptive=Adaptive(every=100), warmup=None))
     seconds = {True: 0.5, False: 1.0}
     run(ranks, 30, seconds.__getitem__)
     assert ranks[0].tuning.stage is Stage.SETTLED

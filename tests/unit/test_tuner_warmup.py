@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_sparse.compression import LAGS
-from hvd_sparse.schedules import Warmup
+from hvd_sparse.compression import LAGS, Warmup
 from hvd_sparse.tuning import tuner as tuning
 from hvd_sparse.tuning.tuner import Stage
 from tests.unit.test_tuner import SPARSE, run, tuners

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hvd_sparse import _core
-from hvd_sparse.collectives import SHARD_SUM
+from hvd_sparse.compression.collectives import SHARD_SUM
 from hvd_sparse.planning.account import HEADER_BYTES, VALUE_BYTES, Account, Array, Setting
 from hvd_sparse.planning.network import Link
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvd_sparse.compression.checks import checked_count
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.schedules import checked_count
 from hvd_sparse.stats.metrics import PREFIX, ScalarWriter, Sink, metrics_of, sink_of
 from hvd_sparse.tensorflow.inspection import stats
 from hvd_sparse.tensorflow.tuning import tuning

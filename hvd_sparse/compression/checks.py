@@ -1,11 +1,10 @@
-"""Schedules: densities that change over the first steps."""
+"""Checks of single options: each returns the option in the form that is kept."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import Any
 
 from hvd_sparse.errors import InvalidArgumentError
 
@@ -68,40 +67,16 @@ def checked_number(
     raise InvalidArgumentError(f"{name} must be a number in {limits}, got {value!r}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Warmup:
-    """Larger densities for the first steps, when gradients change fastest.
+def checked_choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
+    """Returns `value`; raises InvalidArgumentError unless it is one of the choices."""
+    if any(type(value) is type(one) and value == one for one in choices):
+        return value
+    allowed = ", ".join(map(str, choices))
+    raise InvalidArgumentError(f"{name} must be one of {allowed}, got {value!r}")
 
-    Args:
-        steps: Number of steps for which each density holds; an epoch, in the paper.
-        densities: The densities in their order, each in (0, 1]; the compression's own density is
-            their lower limit.
 
-    Raises:
-        InvalidArgumentError: An argument lies outside its limits.
-
-    Reference:
-        Lin et al., Deep Gradient Compression, https://arxiv.org/abs/1712.01887, section 3.3.
-    """
-
-    steps: int
-    densities: Sequence[float] = (0.25, 0.0625, 0.015625, 0.004)
-
-    def __post_init__(self) -> None:
-        steps = checked_count("Warmup steps", self.steps, low=1, high=2**62)
-        if isinstance(self.densities, str) or not isinstance(self.densities, Sequence):
-            raise InvalidArgumentError(
-                f"Warmup densities must be a sequence of numbers, got {self.densities!r}"
-            )
-        densities = tuple(checked_density("a Warmup density", value) for value in self.densities)
-        object.__setattr__(self, "steps", steps)
-        object.__setattr__(self, "densities", densities)
-
-    def density_at(self, step: int, final: float) -> float:
-        """Returns the density of a step, counted from 0; `final` once the warm-up is over."""
-        stage = step // self.steps
-        return max(self.densities[stage], final) if stage < len(self.densities) else final
-
-    def largest(self, final: float) -> float:
-        """Returns the largest density of any step."""
-        return max((*self.densities, final))
+def checked_kind(name: str, value: Any, kind: type) -> Any:
+    """Returns `value`; raises InvalidArgumentError unless it is an instance of `kind`."""
+    if isinstance(value, kind):
+        return value
+    raise InvalidArgumentError(f"{name} must be a {kind.__name__}, got {value!r}")

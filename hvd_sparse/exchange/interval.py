@@ -1,116 +1,22 @@
-"""Local steps: ranks step by themselves for a while, then meet and average what they have done."""
+"""The interval of local steps from one meeting to the next, and the rules for its length."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from hvd_sparse.compression.parts import AUTO, AdaComm, LocalSteps
 from hvd_sparse.errors import InvalidArgumentError, RanksDisagreeError, UnsupportedError
 from hvd_sparse.log import logger
-from hvd_sparse.schedules import checked_count, checked_number
-
-MOST_LOCAL_STEPS = 1 << 20
-
-# Values of `moments`: a meeting leaves those of the ranks' optimizers alone, or averages them.
-LOCAL, AVERAGED = "local", "averaged"
 
 # Small models learned clearly less where a meeting sent a hundredth of a difference.
 _LEAST_DENSITY = 0.05
 
-# A rule for the number of local steps: as few as keep meetings to a share of the time; the number
-# at first and at most, and the share.
-KEEP_TO_SHARE = "auto"
-_AUTO_FIRST = 4
+# every="auto": the most local steps, and the share of the time that meetings take.
 _AUTO_MOST = 32
 _AUTO_SHARE = 0.1
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdaComm:
-    """Meets rarely at first, when the loss falls fast, and more often later.
-
-    Every `every` seconds, at a meeting, the number of local steps becomes
-
-        ceil(first * sqrt(loss / first loss * first learning rate / learning rate))
-
-    with the mean loss that all ranks have reported since the last change. If that is not less than
-    the present number, the present number is multiplied by `shrink` instead. Losses that are not
-    finite are left out. Until the mean is above 0, the number stays, and no loss is the first one.
-
-    Args:
-        first: Local steps at first, at least 1.
-        every: Seconds, on rank 0's clock, from one change to the next.
-        shrink: Factor in (0, 1) of the number of steps where the loss does not ask for fewer.
-
-    Raises:
-        InvalidArgumentError: An argument lies outside its limits.
-
-    Reference:
-        Wang and Joshi, Adaptive Communication Strategies to Achieve the Best Error-Runtime
-        Trade-off in Local-Update SGD, MLSys 2019, https://arxiv.org/abs/1810.08313, section 4.
-    """
-
-    first: int
-    every: float = 60.0
-    shrink: float = 0.5
-
-    def __post_init__(self) -> None:
-        set_field = object.__setattr__
-        first = checked_count("AdaComm first", self.first, low=1, high=MOST_LOCAL_STEPS)
-        set_field(self, "first", first)
-        set_field(self, "every", checked_number("AdaComm every", self.every, above=True))
-        shrink = checked_number("AdaComm shrink", self.shrink, below=1, above=True)
-        set_field(self, "shrink", shrink)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outer:
-    """The optimizer of the common weights, which takes a step at each meeting.
-
-    The average difference is its gradient. By default the common weights move by just that, which
-    averages the ranks' weights. DiLoCo takes `Outer(lr=0.7, momentum=0.9, nesterov=True)`.
-
-    Args:
-        lr: Learning rate, above 0.
-        momentum: Momentum in [0, 1), as of torch.optim.SGD.
-        nesterov: True for Nesterov's momentum.
-
-    Raises:
-        InvalidArgumentError: An argument lies outside its limits.
-
-    Reference:
-        Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models,
-        https://arxiv.org/abs/2311.08105.
-    """
-
-    lr: float = 1.0
-    momentum: float = 0.0
-    nesterov: bool = False
-
-    def __post_init__(self) -> None:
-        set_field = object.__setattr__
-        set_field(self, "lr", checked_number("Outer lr", self.lr, above=True))
-        momentum = checked_number("Outer momentum", self.momentum, below=1)
-        set_field(self, "momentum", momentum)
-        if not isinstance(self.nesterov, bool):
-            raise InvalidArgumentError(
-                f"Outer nesterov must be True or False, got {self.nesterov!r}"
-            )
-        if self.nesterov and not self.momentum:
-            raise InvalidArgumentError("Outer nesterov needs a momentum above 0, got momentum 0")
-
-
-AVERAGES = Outer()
-
-
-def first_of(local_steps: int | str | AdaComm) -> int:
-    """Returns the number of local steps before the first meeting."""
-    if isinstance(local_steps, AdaComm):
-        return local_steps.first
-    return _AUTO_FIRST if isinstance(local_steps, str) else local_steps
 
 
 def check_averages(averages: bool) -> None:
@@ -122,18 +28,18 @@ def check_averages(averages: bool) -> None:
         )
 
 
-def check_rate(local_steps: int | str | AdaComm, group: Mapping[str, Any], optimizer: str) -> None:
+def check_rate(local_steps: LocalSteps, group: Mapping[str, Any], optimizer: str) -> None:
     """Raises UnsupportedError if a rule divides by a learning rate, and there is none.
 
     Args:
-        local_steps: The number of local steps, or the rule for it.
+        local_steps: The local steps, with their number or the rule for it.
         group: The optimizer's first group of parameters, with its options.
         optimizer: The optimizer's name.
     """
-    if isinstance(local_steps, AdaComm) and "lr" not in group:
+    if isinstance(local_steps.every, AdaComm) and "lr" not in group:
         raise UnsupportedError(
-            f"local_steps=AdaComm(...) follows the learning rate, and {optimizer} has no 'lr': "
-            "give a number of local_steps, or 'auto'"
+            f"AdaComm follows the learning rate, and {optimizer} has no 'lr': give a number of "
+            "local_steps, or 'auto'"
         )
 
 
@@ -189,7 +95,7 @@ class Interval:
     """The local steps from one meeting to the next; after each meeting the same on all ranks.
 
     Args:
-        local_steps: Their number, or the rule for it: "auto", or AdaComm's.
+        local_steps: Their number, or the rule for it.
         clock: Returns seconds.
         warns: True to log a warning, once, of losses that the rule cannot follow.
 
@@ -200,13 +106,14 @@ class Interval:
 
     def __init__(
         self,
-        local_steps: int | str | AdaComm,
+        local_steps: LocalSteps,
         *,
         clock: Callable[[], float] = time.monotonic,
         warns: bool = True,
     ) -> None:
-        self._rule = None if isinstance(local_steps, int) else local_steps
-        self.length = first_of(local_steps)
+        every = local_steps.every
+        self._rule = None if isinstance(every, int) else every
+        self.length = local_steps.first
         self.taken = 0
         self._clock = clock
         self._chosen_at = self._began = self._met = clock()
@@ -288,7 +195,7 @@ class Interval:
         self._began = self._clock()
         self._meeting = self._began - self._met
         rows = [_Report(*row) for row in reports]
-        if self._rule == KEEP_TO_SHARE:
+        if self._rule == AUTO:
             self._keep_to_share(rows)
         elif isinstance(self._rule, AdaComm):
             self._follow_loss(self._rule, rows)
@@ -315,7 +222,7 @@ class Interval:
             self._warn(f"{left_out:.0f} losses are not finite, and are left out")
         if self._first is None and _can_be_first(loss):
             self._first = loss, rate
-        if rows[0].seconds < rule.every:
+        if rows[0].seconds < rule.seconds:
             return
         if not count + left_out:
             raise InvalidArgumentError(

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from numbers import Real
 from typing import ClassVar
 
+from hvd_sparse.compression.checks import checked_count
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.schedules import checked_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +196,7 @@ def as_sparsifier(value: object) -> Sparsifier:
     if value == HardThreshold.name:
         raise InvalidArgumentError(
             "sparsifier 'hard_threshold' needs a threshold: pass "
-            "hvd_sparse.sparsifiers.HardThreshold(threshold=...)"
+            "hvd_sparse.compression.sparsifiers.HardThreshold(threshold=...)"
         )
     return SPARSIFIERS[value]()
 

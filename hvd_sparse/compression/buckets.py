@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hvd_sparse.compression_checks import MAX_BUCKET_NUMEL
+from hvd_sparse.compression.parts import MAX_BUCKET_NUMEL
 from hvd_sparse.errors import UnsupportedError
 
 
