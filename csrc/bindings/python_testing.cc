@@ -23,7 +23,7 @@
 #include "csrc/kernels/kernels.h"
 #include "csrc/kernels/stream_work.h"
 #include "csrc/sparsifiers/sparsifier.h"
-#include "csrc/wire/dense_coding.h"
+#include "csrc/wire/value_coding.h"
 
 namespace py = pybind11;
 

@@ -8,7 +8,7 @@
 ///     entry that is not among the 2k counts as the least of them, which bounds it
 ///     drop the smallest of these until their mean is at most twice the least
 ///
-/// The last step makes rounding errors of binary values exact (csrc/wire/binary_values.cc). It
+/// The last step makes rounding errors of binary values exact (csrc/wire/binary_coder.h). It
 /// drops nothing where the magnitude of an entry falls off like its rank^(-1/2) or slower, as in
 /// most gradients. All that is dropped stays in the residual.
 ///

@@ -14,7 +14,7 @@
 
 #include "csrc/base/types.h"
 #include "csrc/kernels/kernels.h"
-#include "csrc/wire/dense_coding.h"
+#include "csrc/wire/value_coding.h"
 
 namespace hvd_sparse {
 

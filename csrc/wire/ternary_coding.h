@@ -2,7 +2,7 @@
 ///
 ///     M, float32 | bytes of the code, uint32 | code
 ///
-/// The values are cut into blocks of 320, whose codes are words as in fields.h with 20 fields:
+/// The values are cut into blocks of 320, whose codes are words as in codes.h with 20 fields:
 /// field 4 k + p of a word is digit k of its byte p. A byte is 81 d0 + 27 d1 + 9 d2 + 3 d3 + d4,
 /// with digits of 0, 1 and 2 for -M, 0 and M. In the sequence of
 /// all bytes, a run of 2 to 14 bytes of 121, which are zeros, becomes one byte 243 + (length - 2).
@@ -21,7 +21,7 @@
 #include <cstdint>
 
 #include "csrc/base/types.h"
-#include "csrc/wire/ternary_digits.h"
+#include "csrc/wire/codes.h"
 
 namespace hvd_sparse {
 

@@ -1,12 +1,14 @@
-/// Words of the codes of positions and values.
+/// What codes of positions and values share: words, and the largest magnitude of an array.
 
 #ifndef HVD_SPARSE_WIRE_WORDS_H_
 #define HVD_SPARSE_WIRE_WORDS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
 #include "csrc/kernels/clones.h"
+#include "csrc/kernels/half.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -35,6 +37,15 @@ inline bool HasAvx512() {
 #else
   return false;
 #endif
+}
+
+/// Returns the bits of the largest magnitude among finite values.
+HVD_SPARSE_INLINE std::uint32_t LargestMagnitude(const float* values, std::int64_t count) {
+  std::int32_t largest = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    largest = std::max(largest, static_cast<std::int32_t>(FloatBits(values[i]) & 0x7fffffffu));
+  }
+  return static_cast<std::uint32_t>(largest);
 }
 
 }  // namespace hvd_sparse

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "csrc/wire/ternary_digits.h"
+#include "csrc/wire/codes.h"
 #include "csrc/wire/words.h"
 
 namespace hvd_sparse {

@@ -11,10 +11,7 @@
 #include <cstdint>
 
 #include "csrc/cuda/base/entries.cuh"
-#include "csrc/wire/fields.h"
-#include "csrc/wire/narrow_floats.h"
-#include "csrc/wire/scaled_integers.h"
-#include "csrc/wire/ternary_digits.h"
+#include "csrc/wire/codes.h"
 
 namespace hvd_sparse::cuda {
 
@@ -64,7 +61,7 @@ struct NarrowFloats : AsTheyAre {
   }
 };
 
-/// Blocks whose bytes hold fields of words, as fields.h describes them. A lane has all values of
+/// Blocks whose bytes hold fields of words, as codes.h describes them. A lane has all values of
 /// each of its bytes, side by side.
 template <typename Layout>
 struct Fields {
@@ -84,7 +81,7 @@ struct Fields {
   }
 };
 
-/// Rounds to integers of a type T of scaled_blocks.h.
+/// Rounds to integers of a type T of integer_coder.h.
 template <typename T>
 struct ScaledIntegers : Fields<T> {
   using Fields<T>::kOfLane, Fields<T>::kBytes, Fields<T>::kPerByte, Fields<T>::ByteOf;

@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "csrc/base/types.h"
-#include "csrc/wire/dense_coding.h"
+#include "csrc/wire/value_coding.h"
 
 namespace hvd_sparse::cuda {
 
