@@ -9,7 +9,7 @@
 #include "csrc/base/clock.h"
 #include "csrc/base/error.h"
 #include "csrc/base/warn.h"
-#include "csrc/kernels/cpu_finite.h"
+#include "csrc/kernels/cpu_kernels.h"
 
 namespace hvd_sparse {
 

@@ -5,7 +5,7 @@
 /// and the others end in a block that is being written. So every value is at exactly one place at
 /// any time.
 ///
-/// There is one implementation per type of device: csrc/kernels/cpu_candidates.h, where candidates
+/// There is one implementation per type of device: csrc/kernels/cpu_kernels.h, where candidates
 /// lie in the block from the beginning, and csrc/cuda/kernels/device_candidates.h. Most candidates
 /// return to the residual, so a GPU sifts them where they are, and only the entries that stay cross
 /// the bus.

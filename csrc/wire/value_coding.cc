@@ -4,7 +4,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/kernels/clones.h"
-#include "csrc/kernels/cpu_accumulate.h"
+#include "csrc/kernels/cpu_kernels.h"
 #include "csrc/wire/binary_coder.h"
 #include "csrc/wire/float_coder.h"
 #include "csrc/wire/integer_coder.h"
@@ -129,13 +129,13 @@ std::int64_t AccumulateAndTakeCoded(DenseFormat format, const Feedback& feedback
                                     std::uint8_t* code, std::int64_t* refused) {
   constexpr std::int64_t kTile = 256;  // entries at a time, a multiple of kScaledBlock
   const Values type = format.values;
-  const auto accumulate = cpu::AccumulateFor(feedback.grad.dtype);
   const Span<float> residual = feedback.residual;
   float largest = 0;
   for (std::int64_t begin = 0; begin < residual.size; begin += kTile) {
     const Span<float> tile = residual.Sub(begin, std::min(kTile, residual.size - begin));
-    *refused += accumulate(feedback.grad.Sub(begin, tile.size).data, tile.size, feedback.decay,
-                           feedback.scale, tile.data);
+    const GradView grad = feedback.grad.Sub(begin, tile.size);
+    *refused += cpu::AddGradient(grad.dtype, grad.data, tile.size, feedback.decay, feedback.scale,
+                                 tile.data);
     if (type == Values::kTernary) {
       largest = std::max(largest, LargestOf(tile));
     } else {

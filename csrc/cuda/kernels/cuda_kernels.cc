@@ -21,7 +21,7 @@
 #include "csrc/cuda/kernels/scatter.h"
 #include "csrc/cuda/kernels/take.h"
 #include "csrc/cuda/kernels/top_k.h"
-#include "csrc/kernels/cpu_blocks.h"
+#include "csrc/kernels/cpu_kernels.h"
 #include "csrc/kernels/stretches.h"
 
 namespace hvd_sparse {
