@@ -21,7 +21,7 @@ class DeviceReduce {
  public:
   virtual ~DeviceReduce() = default;
 
-  /// Like SparseAllreduce::Run of gtopk, bit for bit, for blocks that were trimmed to ctx.k entries
+  /// Like RunGTopK, bit for bit, for blocks that were trimmed to ctx.k entries
   /// and a wire format that is plain or packs indices only. The CPU waits once for all rounds, or,
   /// where it moves the messages itself, once per round.
   ///

@@ -184,7 +184,7 @@ class RunningSum {
 
 }  // namespace
 
-void RecursiveDoubling::Run(SparseBlock* block, CollectiveContext& ctx) const {
+void RunRecursiveDoubling(SparseBlock* block, CollectiveContext& ctx) {
   const FoldedCube cube{ctx.comm.Rank(), ctx.comm.Size()};
   RunningSum sum(block, &ctx);
 

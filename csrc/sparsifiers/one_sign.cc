@@ -70,9 +70,6 @@ bool IsClear(const SignSums& sums, std::int64_t k, float bound) {
 
 class OneSign final : public Sparsifier {
  public:
-  std::int64_t Capacity(std::int64_t k, std::int64_t numel) const override {
-    return std::min(k, numel);
-  }
   std::int64_t Room(std::int64_t k, std::int64_t numel) const override {
     return RoomForCandidates(BothSigns(k, numel), numel);
   }

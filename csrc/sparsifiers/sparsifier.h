@@ -6,6 +6,7 @@
 #ifndef HVD_SPARSE_SPARSIFIERS_SPARSIFIER_H_
 #define HVD_SPARSE_SPARSIFIERS_SPARSIFIER_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -40,7 +41,9 @@ class Sparsifier {
   virtual ~Sparsifier() = default;
 
   /// The most entries that Select leaves in the block when it is asked for k of `numel`.
-  virtual std::int64_t Capacity(std::int64_t k, std::int64_t numel) const = 0;
+  virtual std::int64_t Capacity(std::int64_t k, std::int64_t numel) const {
+    return std::min(k, numel);
+  }
 
   /// The most entries of the segment that are in the block while Select works; >= Capacity.
   virtual std::int64_t Room(std::int64_t k, std::int64_t numel) const { return Capacity(k, numel); }

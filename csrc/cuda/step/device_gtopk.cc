@@ -41,7 +41,7 @@ DeviceGTopK::DeviceGTopK(std::int64_t numel, std::int64_t max_k, const Collectiv
       max_k_(Checked(numel, max_k, options)),
       options_(options),
       k_(max_k),
-      kept_(CheckedKept(GTopK::KeptBeforeTheLast(max_k, numel, options), transport->Size())),
+      kept_(CheckedKept(KeptBeforeTheLast(max_k, numel, options), transport->Size())),
       mergings_(static_cast<std::size_t>(MergesOf(cube_))),
       zeros_(SizeOfAll([this](Divider* divider) { DivideZeros(divider); })),
       rest_(transport_, SizeOfAll([this](Divider* divider) { DivideRest(divider); })) {
@@ -53,7 +53,7 @@ DeviceGTopK::DeviceGTopK(std::int64_t numel, std::int64_t max_k, const Collectiv
 void DeviceGTopK::Ask(std::int64_t k) {
   Require(1 <= k && k <= max_k_, "k must lie in [1, ", max_k_, "], got ", k);
   k_ = k;
-  kept_ = GTopK::KeptBeforeTheLast(k, numel_, options_);
+  kept_ = KeptBeforeTheLast(k, numel_, options_);
   Divider rest(rest_.get());
   DivideRest(&rest);
   reduced_ = cube_.size > 1 ? running_ : selected_;

@@ -26,7 +26,7 @@ void TransportGTopK::Run(SparseBlock* block, CollectiveContext& ctx) {
   // no other device waits for this one yet.
   Fit(ctx.numel, std::max<std::int64_t>(ctx.k, 1), ctx.options);
   BlockHeader& header = block->header();
-  header.kept = static_cast<std::uint32_t>(GTopK::KeptBeforeTheLast(ctx.k, ctx.numel, ctx.options));
+  header.kept = static_cast<std::uint32_t>(KeptBeforeTheLast(ctx.k, ctx.numel, ctx.options));
   ctx.AgreeBeforehand(&header);
 
   RoundTimes times{Concat("gtopk, over ", gpu_transport_.Name()), SteadySeconds()};
