@@ -30,11 +30,11 @@ struct Statement {
   Wish wish = Wish::kNever;
   std::string error;        ///< why the variable's value is invalid; empty if it is valid
   std::string problem;      ///< why this rank does not use the option; empty if it can
-  std::string description;  ///< see GpuTransportOption::Describe
+  std::string description;  ///< see GpuTransportOption::describe
 };
 
 /// Returns this process's statement about `option`, for gradients on `device`. Tries the option
-/// (GpuTransportOption::Describe) only if the user asks for it. Does not throw: errors are in the
+/// (GpuTransportOption::describe) only if the user asks for it. Does not throw: errors are in the
 /// statement.
 Statement StatementOf(const GpuTransportOption& option, const std::string& memory_problem,
                       int device);

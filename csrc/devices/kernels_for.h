@@ -10,6 +10,7 @@
 
 #include "csrc/base/device.h"
 #include "csrc/kernels/kernels.h"
+#include "csrc/kernels/stream_work.h"
 #include "csrc/wire/dense_work.h"
 
 namespace hvd_sparse {
@@ -20,6 +21,10 @@ const Kernels& KernelsFor(Device device);
 
 /// Returns a bucket's work of dense sums on a device; throws like KernelsFor.
 std::unique_ptr<DenseWork> DenseWorkFor(Device device);
+
+/// Returns what makes parts of a step that stay on a device. Throws like KernelsFor, and
+/// InvalidArgument if it is the CPU.
+StreamWorkMakers StreamWorkFor(Device device);
 
 /// Returns true if this build has CUDA kernels.
 bool BuiltWithCuda();

@@ -15,7 +15,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <cstdint>
+
+#include "csrc/cuda/base/memory.h"
 
 namespace hvd_sparse::cuda {
 
@@ -42,6 +45,51 @@ class DeviceTransport {
   /// Returns true if memory of a failed message may still be read or written: then it must never be
   /// freed.
   virtual bool HoldsMemory() const { return false; }
+};
+
+class MessageBytes final : public DeviceBytes {
+ public:
+  /// Allocates memory for messages over `transport`, which must outlive this object.
+  MessageBytes(const DeviceTransport& transport, std::size_t bytes)
+      : DeviceBytes(bytes), transport_(transport) {}
+
+  /// Frees the memory unless a failed message may still use it.
+  ~MessageBytes() {
+    if (transport_.HoldsMemory()) Leave();
+  }
+
+ private:
+  const DeviceTransport& transport_;
+};
+
+class CountedTransport : public DeviceTransport {
+ public:
+  /// `transport` must outlive this object.
+  explicit CountedTransport(DeviceTransport* transport) : transport_(*transport) {}
+
+  int Rank() const override { return transport_.Rank(); }
+  int Size() const override { return transport_.Size(); }
+
+  void Exchange(int peer, const void* send, void* recv, std::int64_t bytes,
+                cudaStream_t stream) override {
+    ++calls_;
+    transport_.Exchange(peer, send, recv, bytes, stream);
+    if (send != nullptr) sent_ += bytes;
+    if (recv != nullptr) received_ += bytes;
+  }
+
+  bool HoldsMemory() const override { return transport_.HoldsMemory(); }
+
+  void Reset() { calls_ = sent_ = received_ = 0; }
+
+  /// Calls of Exchange, including one that failed.
+  std::int64_t calls() const { return calls_; }
+  std::int64_t sent() const { return sent_; }
+  std::int64_t received() const { return received_; }
+
+ private:
+  DeviceTransport& transport_;
+  std::int64_t calls_ = 0, sent_ = 0, received_ = 0;  // the latter two in bytes
 };
 
 }  // namespace hvd_sparse::cuda

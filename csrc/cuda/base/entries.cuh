@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "csrc/base/error.h"
+#include "csrc/base/sparse_block.h"
 #include "csrc/kernels/half.h"
 #include "csrc/kernels/kernels.h"
 
@@ -236,6 +237,25 @@ __device__ inline unsigned WarpPrefixSum(unsigned x, int lane) {
     if (lane >= distance) x += other;
   }
   return x;
+}
+
+// ---- Kernels with one thread per entry of a block -----------------------------------------------
+
+constexpr int kEntryThreads = 256;
+
+/// Returns how many blocks of kEntryThreads threads cover `count` entries.
+inline unsigned BlocksForEntries(std::int64_t count) {
+  return static_cast<unsigned>((count + kEntryThreads - 1) / kEntryThreads);
+}
+
+/// Returns the number of this thread's entry.
+__device__ inline std::int64_t OwnEntry() {
+  return std::int64_t{blockIdx.x} * kEntryThreads + threadIdx.x;
+}
+
+/// Like Position(), but on the device.
+__device__ inline std::uint32_t PositionOf(Index marked) {
+  return static_cast<std::uint32_t>(marked) & ~kSurvivedBit;
 }
 
 }  // namespace hvd_sparse::cuda

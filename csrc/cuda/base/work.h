@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "csrc/cuda/base/arena.h"
+#include "csrc/cuda/base/memory.h"
 #include "csrc/cuda/base/stream.h"
 
 namespace hvd_sparse::cuda {

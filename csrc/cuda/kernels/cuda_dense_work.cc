@@ -3,17 +3,13 @@
 /// Error feedback keeps its results on the device, too: float32 values and the rank's own shard are
 /// copied to the CPU from there, and a step that is refused copies all of them back.
 
-#include "csrc/cuda/kernels/cuda_dense_work.h"
-
 #include <algorithm>
 
-#include "csrc/cuda/base/device_memory.h"
-#include "csrc/cuda/base/pinned_array.h"
+#include "csrc/cuda/base/memory.h"
 #include "csrc/cuda/base/stream.h"
 #include "csrc/cuda/base/work.h"
 #include "csrc/cuda/kernels/cuda_kernels.h"
-#include "csrc/cuda/kernels/dense_take.h"
-#include "csrc/cuda/kernels/dense_write.h"
+#include "csrc/cuda/kernels/dense_work.h"
 #include "csrc/kernels/half.h"
 #include "csrc/wire/ternary_coding.h"
 

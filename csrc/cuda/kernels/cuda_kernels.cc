@@ -11,16 +11,11 @@
 #include <mutex>
 #include <utility>
 
-#include "csrc/cuda/base/timed_mark.h"
+#include "csrc/cuda/base/stream.h"
 #include "csrc/cuda/base/work.h"
 #include "csrc/cuda/kernels/device_candidates.h"
 #include "csrc/cuda/kernels/entry_lists.h"
-#include "csrc/cuda/kernels/join.h"
-#include "csrc/cuda/kernels/moments.h"
-#include "csrc/cuda/kernels/places.h"
-#include "csrc/cuda/kernels/scatter.h"
-#include "csrc/cuda/kernels/take.h"
-#include "csrc/cuda/kernels/top_k.h"
+#include "csrc/cuda/kernels/launches.h"
 #include "csrc/kernels/cpu_kernels.h"
 #include "csrc/kernels/stretches.h"
 
@@ -52,6 +47,57 @@ void RequireNotCaptured(cudaStream_t stream) {
   Require(status == cudaStreamCaptureStatusNone,
           "the stream is being captured into a CUDA graph, and an exchange cannot be");
 }
+
+/// A point in a stream that knows when it was passed.
+class CudaTimedMark final : public TimedMark {
+ public:
+  explicit CudaTimedMark(int device) : device_(device) {}
+
+  void Record(StreamHandle stream) override {
+    Check(cudaSetDevice(device_), "use a device");
+    if (event_ == nullptr) event_ = std::make_unique<Event>(Timing::kKept);
+    event_->Record(reinterpret_cast<cudaStream_t>(stream));  // NOLINT: streams come as numbers
+  }
+  bool Passed() const override { return event_->Passed(); }
+  double SecondsUntil(const TimedMark& later) const override {
+    return Event::SecondsBetween(*event_, *static_cast<const CudaTimedMark&>(later).event_);
+  }
+
+ private:
+  const int device_;
+  std::unique_ptr<Event> event_;
+};
+
+/// The residual after Join: memory of the current device for a gradient of a narrow number type,
+/// nothing for a wide one.
+class DeviceResidualAfterJoin final : public ResidualAfterJoin {
+ public:
+  /// Returns memory for the rounding errors of `gradient`, or null if it has none.
+  float* RoomFor(const GradView& gradient) {
+    const bool is_narrow = SizeOf(gradient.dtype) < SizeOf(DType::kFloat32);
+    const std::size_t bytes = is_narrow ? static_cast<std::size_t>(gradient.numel) * 4 : 0;
+    if (bytes == 0) memory_.reset();
+    if (bytes > 0 && (memory_ == nullptr || memory_->size() != bytes)) {
+      memory_ = std::make_unique<DeviceBytes>(bytes);
+    }
+    return memory_ == nullptr ? nullptr : static_cast<float*>(memory_->get());
+  }
+
+  /// Enqueues residual = after. Returns true if that may be other than zero.
+  bool CopyTo(Span<float> residual, cudaStream_t stream) const {
+    const auto bytes = static_cast<std::size_t>(residual.size) * sizeof(float);
+    if (memory_ == nullptr) {
+      Check(cudaMemsetAsync(residual.data, 0, bytes, stream), "clear a residual");
+      return false;
+    }
+    Check(cudaMemcpyAsync(residual.data, memory_->get(), bytes, cudaMemcpyDefault, stream),
+          "copy to a residual");
+    return true;
+  }
+
+ private:
+  std::unique_ptr<DeviceBytes> memory_;
+};
 
 class CudaKernelsImpl final : public Kernels {
  public:

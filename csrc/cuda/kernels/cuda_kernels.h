@@ -12,11 +12,16 @@
 #include <vector>
 
 #include "csrc/kernels/kernels.h"
+#include "csrc/wire/dense_work.h"
 
 namespace hvd_sparse {
 
 /// Returns the kernels of a device. Throws Unavailable if there is no such device.
 const Kernels& CudaKernels(int device);
+
+/// Returns a bucket's work of dense sums on a device; residuals and gradients lie there, codes and
+/// sums are copied through pinned memory, and are added up by the CPU. Throws like CudaKernels.
+std::unique_ptr<DenseWork> NewCudaDenseWork(int device);
 
 namespace cuda {
 

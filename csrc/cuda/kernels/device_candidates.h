@@ -12,7 +12,7 @@
 #include "csrc/base/sparse_block.h"
 #include "csrc/cuda/base/device_block.h"
 #include "csrc/cuda/base/work.h"
-#include "csrc/cuda/kernels/take.h"
+#include "csrc/cuda/kernels/launches.h"
 #include "csrc/kernels/kernels.h"
 
 namespace hvd_sparse::cuda {

@@ -14,8 +14,7 @@
 #include "csrc/cuda/base/digits.cuh"
 #include "csrc/cuda/base/entries.cuh"
 #include "csrc/cuda/base/look_back.cuh"
-#include "csrc/cuda/base/tiles.h"
-#include "csrc/cuda/kernels/take.h"
+#include "csrc/cuda/kernels/launches.h"
 
 namespace hvd_sparse::cuda {
 

@@ -5,7 +5,7 @@
 #define HVD_SPARSE_CUDA_KERNELS_WRITE_ENTRY_CUH_
 
 #include "csrc/cuda/base/entries.cuh"
-#include "csrc/cuda/kernels/scatter.h"
+#include "csrc/cuda/kernels/launches.h"
 
 namespace hvd_sparse::cuda {
 

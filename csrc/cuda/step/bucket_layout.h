@@ -16,7 +16,7 @@
 
 #include "csrc/base/types.h"
 #include "csrc/collectives/bucket_spec.h"
-#include "csrc/cuda/base/tiles.h"
+#include "csrc/cuda/kernels/launches.h"
 
 namespace hvd_sparse::cuda {
 

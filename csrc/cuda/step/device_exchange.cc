@@ -1,8 +1,6 @@
 #include "csrc/cuda/step/device_exchange.h"
 
-#include "csrc/cuda/step/block_settle.h"
-#include "csrc/cuda/step/block_undo.h"
-#include "csrc/cuda/step/bucket_apply.h"
+#include "csrc/cuda/step/launches.h"
 #include "csrc/sparsifiers/threshold_sparsifier.h"
 
 namespace hvd_sparse::cuda {

@@ -18,7 +18,6 @@
 
 #include "csrc/cuda/step/bucket_tables.h"
 #include "csrc/cuda/step/device_gtopk.h"
-#include "csrc/cuda/step/device_launch.h"
 #include "csrc/cuda/step/device_selector.h"
 
 namespace hvd_sparse::cuda {

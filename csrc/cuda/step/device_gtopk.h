@@ -22,11 +22,10 @@
 #include "csrc/collectives/collective_options.h"
 #include "csrc/collectives/topology.h"
 #include "csrc/cuda/base/device_block.h"
-#include "csrc/cuda/base/device_memory.h"
 #include "csrc/cuda/base/device_transport.h"
-#include "csrc/cuda/base/message_memory.h"
-#include "csrc/cuda/kernels/block_top_k.h"
-#include "csrc/cuda/step/block_merge.h"
+#include "csrc/cuda/base/memory.h"
+#include "csrc/cuda/kernels/launches.h"
+#include "csrc/cuda/step/launches.h"
 
 namespace hvd_sparse::cuda {
 

@@ -1,7 +1,6 @@
 #include "csrc/cuda/step/device_selector.h"
 
-#include "csrc/cuda/step/bucket_take.h"
-#include "csrc/cuda/step/threshold_control.h"
+#include "csrc/cuda/step/launches.h"
 
 namespace hvd_sparse::cuda {
 

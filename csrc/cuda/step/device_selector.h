@@ -22,13 +22,11 @@
 #include <cstdint>
 
 #include "csrc/cuda/base/device_block.h"
-#include "csrc/cuda/base/device_memory.h"
-#include "csrc/cuda/kernels/block_top_k.h"
-#include "csrc/cuda/step/bucket_close.h"
+#include "csrc/cuda/base/memory.h"
+#include "csrc/cuda/kernels/launches.h"
 #include "csrc/cuda/step/bucket_layout.h"
-#include "csrc/cuda/step/bucket_pass.h"
 #include "csrc/cuda/step/bucket_tables.h"
-#include "csrc/cuda/step/device_launch.h"
+#include "csrc/cuda/step/launches.h"
 
 namespace hvd_sparse::cuda {
 

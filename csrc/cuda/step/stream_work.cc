@@ -5,12 +5,11 @@
 
 #include "csrc/base/error.h"
 #include "csrc/cuda/base/stream.h"
-#include "csrc/cuda/kernels/block_top_k.h"
 #include "csrc/cuda/kernels/cuda_kernels.h"
-#include "csrc/cuda/step/block_merge.h"
-#include "csrc/cuda/step/bucket_take.h"
+#include "csrc/cuda/kernels/launches.h"
 #include "csrc/cuda/step/device_exchange.h"
 #include "csrc/cuda/step/device_selector.h"
+#include "csrc/cuda/step/launches.h"
 #include "csrc/sparsifiers/threshold_sparsifier.h"
 
 namespace hvd_sparse::cuda {

@@ -4,7 +4,7 @@
 #define HVD_SPARSE_CUDA_STEP_THRESHOLD_LEARNING_CUH_
 
 #include "csrc/cuda/base/entries.cuh"
-#include "csrc/cuda/step/bucket_pass.h"
+#include "csrc/cuda/step/launches.h"
 #include "csrc/sparsifiers/prediction.h"
 
 namespace hvd_sparse::cuda {

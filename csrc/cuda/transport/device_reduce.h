@@ -11,8 +11,8 @@
 #include <string>
 
 #include "csrc/collectives/gpu_collectives.h"
+#include "csrc/cuda/base/device_transport.h"
 #include "csrc/cuda/step/device_gtopk.h"
-#include "csrc/cuda/transport/counted_transport.h"
 #include "csrc/cuda/transport/gpu_transport.h"
 
 namespace hvd_sparse::cuda {

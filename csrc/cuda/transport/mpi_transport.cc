@@ -1,8 +1,13 @@
 #include "csrc/cuda/transport/mpi_transport.h"
 
+#include <memory>
+#include <string>
+
 #include "csrc/base/error.h"
+#include "csrc/comm/patience.h"
 #include "csrc/cuda/base/check.h"
 #include "csrc/cuda/base/stream.h"
+#include "csrc/cuda/transport/transport_collectives.h"
 
 namespace hvd_sparse::cuda {
 namespace {
@@ -37,5 +42,19 @@ void MpiTransport::Exchange(int peer, const void* send, void* recv, std::int64_t
 }
 
 std::string MpiTransport::AwaitedRanks() const { return Concat(Rank(), "'s own device"); }
+
+const GpuTransportOption& MpiOption() {
+  static const GpuTransportOption option{
+      "CUDA-aware MPI", "HVD_SPARSE_CUDA_AWARE_MPI",
+      [](const std::string& memory_problem, int) {
+        if (!memory_problem.empty()) throw Error(ErrorKind::kUnavailable, memory_problem);
+        return "";
+      },
+      [](Communicator* comm, int device, const Invitation&) {
+        return MakeGpuCollectives(
+            device, std::make_unique<MpiTransport>(comm, device, WaitLimits::FromEnvironment()));
+      }};
+  return option;
+}
 
 }  // namespace hvd_sparse::cuda

@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <string>
 
+#include "csrc/collectives/gpu_transport_option.h"
 #include "csrc/comm/communicator.h"
 #include "csrc/comm/patience.h"
 #include "csrc/cuda/transport/gpu_transport.h"
@@ -49,6 +50,8 @@ class MpiTransport final : public GpuTransport {
 
   bool is_moving_ = false;  // MPI has a message; stays true after a failed one
 };
+
+const GpuTransportOption& MpiOption();
 
 }  // namespace hvd_sparse::cuda
 

@@ -69,8 +69,6 @@ struct Calls {
                  CUstream_st* stream);
   Result (*Recv)(void* to, std::size_t count, DataType type, int peer, Comm comm,
                  CUstream_st* stream);
-  Result (*AllGather)(const void* from, void* to, std::size_t count, DataType type, Comm comm,
-                      CUstream_st* stream);
   const char* (*GetErrorString)(Result result);
   const char* (*GetLastError)(Comm comm);
 };

@@ -31,6 +31,9 @@ Description Describe(int device);
 /// Returns why ranks, described in rank order, cannot use NCCL together; empty if they can.
 std::string WhyNot(const std::vector<Description>& ranks);
 
+/// Returns an invitation with a new id. Throws Unavailable if NCCL makes none.
+Invitation Invite();
+
 /// Returns the id that an invitation holds.
 UniqueId IdIn(const Invitation& invitation);
 

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "csrc/base/error.h"
-#include "csrc/cuda/step/block_undo.h"
+#include "csrc/cuda/step/launches.h"
 
 namespace hvd_sparse::cuda {
 namespace {

@@ -23,11 +23,10 @@
 #include <vector>
 
 #include "csrc/collectives/device_step.h"
-#include "csrc/cuda/base/device_memory.h"
-#include "csrc/cuda/base/pinned_array.h"
+#include "csrc/cuda/base/device_transport.h"
+#include "csrc/cuda/base/memory.h"
 #include "csrc/cuda/base/step_marks.h"
 #include "csrc/cuda/step/device_exchange.h"
-#include "csrc/cuda/transport/counted_transport.h"
 #include "csrc/cuda/transport/gpu_transport.h"
 
 namespace hvd_sparse::cuda {

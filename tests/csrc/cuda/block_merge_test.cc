@@ -1,6 +1,6 @@
 /// Merging on a device gives the same bits as merging on the CPU.
 
-#include "csrc/cuda/step/block_merge.h"
+#include "csrc/cuda/step/launches.h"
 
 #include <gtest/gtest.h>
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "csrc/cuda/base/stream.h"
-#include "csrc/devices/stream_work_for.h"
+#include "csrc/devices/kernels_for.h"
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/entries.h"
 #include "tests/csrc/taking.h"
@@ -39,7 +39,7 @@ TEST_F(CudaStreamWork, AMergeGivesTheLargestOfTheSum) {
   SparseBlock expected, made;
   CpuKernels().Merge(MakeBlock(a), MakeBlock(b), &expected);
   expected.Finish(CpuKernels().KeepTopK(900, 0, expected.count(), &expected));
-  const auto work = MergeWorkOn(kGpu, MakeBlock(a), MakeBlock(b), 900);
+  const auto work = StreamWorkFor(kGpu).merge(0, MakeBlock(a), MakeBlock(b), 900);
   for (int time = 0; time < 2; ++time) {
     Enqueue(work.get());
     work->WaitForResult(&made);
@@ -51,7 +51,7 @@ TEST_F(CudaStreamWork, APassTakesWhatExceedsTheThreshold) {
   std::vector<float> gradient = Awkward(kNumel, 2), residual = Awkward(kNumel, 3);
   DeviceArray<float> on_device(gradient), rest(residual);
   const GradView view{on_device.data(), kNumel, DType::kFloat32};
-  const auto work = PassWorkOn(kGpu, view, rest.span(), 2.5f, kNumel);
+  const auto work = StreamWorkFor(kGpu).pass(0, view, rest.span(), 2.5f, kNumel);
   for (int time = 0; time < 2; ++time) {
     SparseBlock expected, made;
     expected.Reset(kNumel);
@@ -68,7 +68,7 @@ TEST_F(CudaStreamWork, ASelectionTakesTheLargest) {
   std::vector<float> gradient = Awkward(kNumel, 4), residual = Awkward(kNumel, 5);
   DeviceArray<float> on_device(gradient), rest(residual);
   const auto work =
-      SelectWorkOn(kGpu, {on_device.data(), kNumel, DType::kFloat32}, rest.span(), 99);
+      StreamWorkFor(kGpu).select(0, {on_device.data(), kNumel, DType::kFloat32}, rest.span(), 99);
   Enqueue(work.get());
   SparseBlock expected, made;
   work->WaitForResult(&made);
@@ -104,7 +104,7 @@ TEST_F(CudaStreamWork, AStepWritesTheLargestOfEachLayerAndLeavesTheRest) {
       expected[entry.index] = entry.value;
     }
   }
-  const auto work = StepWorkOn(kGpu, gradients, rest.span(), ks, outputs);
+  const auto work = StreamWorkFor(kGpu).step(0, gradients, rest.span(), ks, outputs);
   Enqueue(work.get());
   SparseBlock made;
   work->WaitForResult(&made);
@@ -114,20 +114,20 @@ TEST_F(CudaStreamWork, AStepWritesTheLargestOfEachLayerAndLeavesTheRest) {
 }
 
 TEST(StreamWork, TheCpuHasNoStreams) {
-  EXPECT_THROW(MergeWorkOn({}, MakeBlock({}), MakeBlock({}), 1), Error);
+  EXPECT_THROW(StreamWorkFor({}).merge(0, MakeBlock({}), MakeBlock({}), 1), Error);
 }
 
 TEST_F(CudaStreamWork, WhatCannotBeIsRefused) {
   DeviceArray<float> array(std::vector<float>(10));
   const GradView view{array.data(), 10, DType::kFloat32};
-  EXPECT_THROW(MergeWorkOn(kGpu, MakeBlock({}), MakeBlock({}), 0), Error);
-  EXPECT_THROW(PassWorkOn(kGpu, view, array.span().Sub(0, 9), 1, 5), Error);
-  EXPECT_THROW(PassWorkOn(kGpu, view, array.span(), 1, 11), Error);
-  EXPECT_THROW(SelectWorkOn(kGpu, view, array.span(), 0), Error);
-  EXPECT_THROW(SelectWorkOn({DeviceType::kCuda, 999}, view, array.span(), 1), Error);
-  EXPECT_THROW(StepWorkOn(kGpu, {view}, array.span(), {11}, {view}), Error);
-  EXPECT_THROW(StepWorkOn(kGpu, {view}, array.span(), {1, 1}, {view}), Error);
-  EXPECT_THROW(StepWorkOn(kGpu, {view}, array.span(), {1}, {}), Error);
+  EXPECT_THROW(StreamWorkFor(kGpu).merge(0, MakeBlock({}), MakeBlock({}), 0), Error);
+  EXPECT_THROW(StreamWorkFor(kGpu).pass(0, view, array.span().Sub(0, 9), 1, 5), Error);
+  EXPECT_THROW(StreamWorkFor(kGpu).pass(0, view, array.span(), 1, 11), Error);
+  EXPECT_THROW(StreamWorkFor(kGpu).select(0, view, array.span(), 0), Error);
+  EXPECT_THROW(StreamWorkFor({DeviceType::kCuda, 999}).select(999, view, array.span(), 1), Error);
+  EXPECT_THROW(StreamWorkFor(kGpu).step(0, {view}, array.span(), {11}, {view}), Error);
+  EXPECT_THROW(StreamWorkFor(kGpu).step(0, {view}, array.span(), {1, 1}, {view}), Error);
+  EXPECT_THROW(StreamWorkFor(kGpu).step(0, {view}, array.span(), {1}, {}), Error);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 /// Rounds are timed as often as requested, on any number of ranks.
 
-#include "csrc/cuda/transport/timed_rounds.h"
+#include "csrc/cuda/transport/transport_collectives.h"
 
 #include <gtest/gtest.h>
 

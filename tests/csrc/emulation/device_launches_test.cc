@@ -9,7 +9,7 @@
 #include "csrc/base/error.h"
 #include "csrc/cuda/base/check.h"
 #include "csrc/cuda/base/stream.h"
-#include "csrc/cuda/step/block_undo.h"
+#include "csrc/cuda/step/launches.h"
 #include "csrc/cuda/step/bucket_tables.h"
 #include "csrc/cuda/step/device_exchange.h"
 #include "tests/csrc/cuda/bucket_specs.h"
