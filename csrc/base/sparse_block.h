@@ -11,7 +11,6 @@
 #include <cstdint>
 
 #include "csrc/base/buffer.h"
-#include "csrc/base/route.h"
 #include "csrc/base/types.h"
 #include "csrc/base/verdict.h"
 

@@ -20,7 +20,7 @@
 
 #include <cstdint>
 
-#include "csrc/base/inline.h"
+#include "csrc/base/types.h"
 
 namespace hvd_sparse {
 

@@ -9,7 +9,6 @@
 #include <string>
 #include <tuple>
 
-#include "csrc/base/device.h"
 #include "csrc/base/error.h"
 #include "csrc/base/types.h"
 #include "csrc/sparsifiers/sparsifier.h"

@@ -6,7 +6,6 @@
 
 #include <string>
 
-#include "csrc/base/route.h"
 #include "csrc/base/sparse_block.h"
 #include "csrc/base/types.h"
 #include "csrc/bindings/python_buffers.h"

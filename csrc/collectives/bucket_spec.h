@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "csrc/base/device.h"
 #include "csrc/base/types.h"
 #include "csrc/collectives/sparse_allreduce.h"
 #include "csrc/sparsifiers/sparsifier.h"

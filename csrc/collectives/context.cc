@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "csrc/base/clock.h"
 #include "csrc/base/error.h"
+#include "csrc/base/process.h"
 #include "csrc/collectives/sparse_allreduce.h"
 #include "csrc/wire/value_coding.h"
 

@@ -19,7 +19,6 @@
 #include <string>
 #include <vector>
 
-#include "csrc/base/device.h"
 #include "csrc/base/types.h"
 #include "csrc/base/verdict.h"
 #include "csrc/collectives/bucket_spec.h"

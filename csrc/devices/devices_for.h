@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "csrc/base/device.h"
+#include "csrc/base/types.h"
 #include "csrc/collectives/gpu_collectives.h"
 #include "csrc/comm/communicator.h"
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "csrc/base/device.h"
+#include "csrc/base/types.h"
 #include "csrc/kernels/kernels.h"
 #include "csrc/kernels/stream_work.h"
 #include "csrc/wire/dense_work.h"

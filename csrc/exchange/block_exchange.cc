@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "csrc/base/clock.h"
+#include "csrc/base/process.h"
 
 namespace hvd_sparse {
 

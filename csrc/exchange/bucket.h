@@ -10,7 +10,7 @@
 #include <memory>
 #include <string>
 
-#include "csrc/base/route.h"
+#include "csrc/base/types.h"
 #include "csrc/comm/nodes.h"
 #include "csrc/exchange/bucket_step.h"
 #include "csrc/exchange/step_record.h"

@@ -17,7 +17,6 @@
 #include <mutex>
 #include <vector>
 
-#include "csrc/base/device.h"
 #include "csrc/base/types.h"
 #include "csrc/kernels/kernels.h"
 

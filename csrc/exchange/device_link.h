@@ -8,7 +8,7 @@
 #include <mutex>
 #include <optional>
 
-#include "csrc/base/device.h"
+#include "csrc/base/types.h"
 #include "csrc/collectives/gpu_collectives.h"
 #include "csrc/comm/communicator.h"
 

@@ -5,7 +5,6 @@
 
 #include <vector>
 
-#include "csrc/base/device.h"
 #include "csrc/base/types.h"
 
 namespace hvd_sparse {

@@ -8,7 +8,7 @@
 
 #include <string_view>
 
-#include "csrc/base/route.h"
+#include "csrc/base/types.h"
 #include "csrc/collectives/bucket_spec.h"
 #include "csrc/wire/values.h"
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "csrc/base/device.h"
+#include "csrc/base/types.h"
 
 namespace hvd_sparse {
 

@@ -10,7 +10,7 @@
 
 #include <cstdint>  // also defines __GLIBC__ if the C library is glibc
 
-#include "csrc/base/inline.h"
+#include "csrc/base/types.h"
 
 // The loader picks a clone before a sanitizer's runtime is ready, which crashes; only glibc's can.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)

@@ -17,7 +17,6 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/base/device.h"
 #include "csrc/base/sparse_block.h"
 #include "csrc/base/types.h"
 #include "csrc/kernels/candidates.h"

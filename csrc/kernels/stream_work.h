@@ -8,7 +8,6 @@
 #include <memory>
 #include <vector>
 
-#include "csrc/base/device.h"
 #include "csrc/base/sparse_block.h"
 #include "csrc/base/types.h"
 

@@ -3,8 +3,8 @@
 #ifndef HVD_SPARSE_KERNELS_TIMED_MARK_H_
 #define HVD_SPARSE_KERNELS_TIMED_MARK_H_
 
-#include "csrc/base/clock.h"
-#include "csrc/base/device.h"
+#include "csrc/base/process.h"
+#include "csrc/base/types.h"
 
 namespace hvd_sparse {
 

@@ -12,7 +12,7 @@
 #include <cfloat>
 #include <cstdint>
 
-#include "csrc/base/inline.h"
+#include "csrc/base/types.h"
 #include "csrc/kernels/half.h"
 #include "csrc/wire/values.h"
 

@@ -15,7 +15,6 @@
 
 #include <cstdint>
 
-#include "csrc/base/inline.h"
 #include "csrc/base/types.h"
 #include "csrc/base/verdict.h"
 

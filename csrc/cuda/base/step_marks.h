@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "csrc/base/clock.h"
+#include "csrc/base/process.h"
 #include "csrc/cuda/base/stream.h"
 
 namespace hvd_sparse::cuda {

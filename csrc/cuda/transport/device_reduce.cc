@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "csrc/base/clock.h"
 #include "csrc/base/error.h"
+#include "csrc/base/process.h"
 #include "csrc/collectives/collectives.h"
 #include "csrc/cuda/base/work.h"
 

@@ -6,7 +6,7 @@
 #include <exception>
 #include <utility>
 
-#include "csrc/base/signals_blocked.h"
+#include "csrc/base/process.h"
 #include "csrc/cuda/base/check.h"
 
 namespace hvd_sparse::cuda {

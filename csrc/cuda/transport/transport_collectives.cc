@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/base/clock.h"
 #include "csrc/base/error.h"
+#include "csrc/base/process.h"
 #include "csrc/comm/loopback_communicator.h"
 #include "csrc/comm/patience.h"
 #include "csrc/cuda/base/device_transport.h"

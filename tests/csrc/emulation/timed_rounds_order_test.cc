@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "csrc/base/clock.h"
 #include "csrc/base/error.h"
+#include "csrc/base/process.h"
 #include "csrc/cuda/transport/transport_collectives.h"
 #include "tests/csrc/thrown.h"
 
