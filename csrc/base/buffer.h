@@ -1,7 +1,6 @@
 /// Aligned memory that only grows, and huge pages for large arrays.
 
-#ifndef HVD_SPARSE_BASE_BUFFER_H_
-#define HVD_SPARSE_BASE_BUFFER_H_
+#pragma once
 
 #ifdef __linux__
 #include <sys/mman.h>
@@ -59,5 +58,3 @@ inline void PreferHugePages(void* data, std::int64_t bytes) {
 }
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_BASE_BUFFER_H_

@@ -1,8 +1,7 @@
 /// The errors of the core, and its warnings. bindings/ turns each kind into the Python exception of
 /// the same name.
 
-#ifndef HVD_SPARSE_BASE_ERROR_H_
-#define HVD_SPARSE_BASE_ERROR_H_
+#pragma once
 
 #include <atomic>
 #include <iostream>
@@ -110,5 +109,3 @@ void Warn(const Parts&... parts) {
 }
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_BASE_ERROR_H_

@@ -1,8 +1,7 @@
 /// The clock of all times that the core reports, and what concerns a thread or the process as a
 /// whole.
 
-#ifndef HVD_SPARSE_BASE_PROCESS_H_
-#define HVD_SPARSE_BASE_PROCESS_H_
+#pragma once
 
 #include <pthread.h>
 #include <signal.h>
@@ -74,5 +73,3 @@ inline void ExitWithin(double seconds) {
 }
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_BASE_PROCESS_H_

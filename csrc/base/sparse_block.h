@@ -5,8 +5,7 @@
 /// Indices ascend. While a block is being written, its values start after room for `capacity`
 /// indices; Finish() moves them down, so that the bytes of a finished block are one message.
 
-#ifndef HVD_SPARSE_BASE_SPARSE_BLOCK_H_
-#define HVD_SPARSE_BASE_SPARSE_BLOCK_H_
+#pragma once
 
 #include <cstdint>
 
@@ -102,5 +101,3 @@ class SparseBlock {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_BASE_SPARSE_BLOCK_H_

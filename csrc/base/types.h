@@ -1,8 +1,7 @@
 /// The types that all layers share: numbers, views, the device on which gradients lie, and the
 /// route of a step.
 
-#ifndef HVD_SPARSE_BASE_TYPES_H_
-#define HVD_SPARSE_BASE_TYPES_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -121,5 +120,3 @@ inline const char* NameOf(Route route) {
 }
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_BASE_TYPES_H_

@@ -1,8 +1,7 @@
 /// Conversions of memory and number types from Python: memory is passed as addresses, never as a
 /// framework's objects.
 
-#ifndef HVD_SPARSE_BINDINGS_PYTHON_BUFFERS_H_
-#define HVD_SPARSE_BINDINGS_PYTHON_BUFFERS_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -60,5 +59,3 @@ inline Device DeviceFrom(const std::string& name) {
 }
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_BINDINGS_PYTHON_BUFFERS_H_

@@ -1,7 +1,6 @@
 /// Declarations of the collectives; each is defined and described in the file of its name.
 
-#ifndef HVD_SPARSE_COLLECTIVES_COLLECTIVES_H_
-#define HVD_SPARSE_COLLECTIVES_COLLECTIVES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -26,5 +25,3 @@ std::int64_t KeptBeforeTheLast(std::int64_t k, std::int64_t numel,
                                const CollectiveOptions& options);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COLLECTIVES_COLLECTIVES_H_

@@ -4,8 +4,7 @@
 /// it has and what its user wants, in the exchange's own messages; rank 0 decides and sends all
 /// ranks the same decision.
 
-#ifndef HVD_SPARSE_COLLECTIVES_DEVICE_AGREEMENT_H_
-#define HVD_SPARSE_COLLECTIVES_DEVICE_AGREEMENT_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -62,5 +61,3 @@ DeviceAgreement AgreeOnGpuTransport(Communicator* comm, const GpuTransportOption
                                     const std::vector<Statement>& own);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COLLECTIVES_DEVICE_AGREEMENT_H_

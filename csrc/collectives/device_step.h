@@ -12,8 +12,7 @@
 /// copy, which is updated if the framework passes other values than it last received, and copied
 /// back when a step has arrived.
 
-#ifndef HVD_SPARSE_COLLECTIVES_DEVICE_STEP_H_
-#define HVD_SPARSE_COLLECTIVES_DEVICE_STEP_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -71,5 +70,3 @@ class DeviceStep {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COLLECTIVES_DEVICE_STEP_H_

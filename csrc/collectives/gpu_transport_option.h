@@ -2,8 +2,7 @@
 ///
 /// The ranks first agree on one, see device_agreement.h.
 
-#ifndef HVD_SPARSE_COLLECTIVES_GPU_TRANSPORT_OPTION_H_
-#define HVD_SPARSE_COLLECTIVES_GPU_TRANSPORT_OPTION_H_
+#pragma once
 
 #include <array>
 #include <functional>
@@ -48,5 +47,3 @@ struct GpuTransportOption {
 inline constexpr const char *kNcclName = "NCCL", *kNcclVariable = "HVD_SPARSE_NCCL";
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COLLECTIVES_GPU_TRANSPORT_OPTION_H_

@@ -2,8 +2,7 @@
 ///
 /// docs/contributing.md says how to add one. The tests of the laws find it through the registry.
 
-#ifndef HVD_SPARSE_COLLECTIVES_SPARSE_ALLREDUCE_H_
-#define HVD_SPARSE_COLLECTIVES_SPARSE_ALLREDUCE_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -222,5 +221,3 @@ std::vector<std::string> CollectiveNames();
 const Collective& FindCollective(const std::string& name);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COLLECTIVES_SPARSE_ALLREDUCE_H_

@@ -1,7 +1,6 @@
 /// TCP over IPv4, as far as lifelines and communicators need it. All sockets are non-blocking.
 
-#ifndef HVD_SPARSE_COMM_SOCKET_H_
-#define HVD_SPARSE_COMM_SOCKET_H_
+#pragma once
 
 #include <chrono>
 #include <string>
@@ -63,5 +62,3 @@ Descriptor ConnectTo(const std::string& ip, int port, Clock::time_point deadline
 void BreakWhenStuck(const Descriptor& socket);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COMM_SOCKET_H_

@@ -1,7 +1,6 @@
 /// The choice of a device's kernels: the only place that depends on the devices built in.
 
-#ifndef HVD_SPARSE_DEVICES_KERNELS_FOR_H_
-#define HVD_SPARSE_DEVICES_KERNELS_FOR_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -38,5 +37,3 @@ std::vector<std::string> CudaDeviceNames();
 int CudaDeviceOf(std::uintptr_t address);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_DEVICES_KERNELS_FOR_H_

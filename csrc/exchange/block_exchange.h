@@ -3,8 +3,7 @@
 /// With momentum correction, delivered entries are removed from residual and velocity both
 /// (momentum factor masking: Lin et al., ICLR 2018).
 
-#ifndef HVD_SPARSE_EXCHANGE_BLOCK_EXCHANGE_H_
-#define HVD_SPARSE_EXCHANGE_BLOCK_EXCHANGE_H_
+#pragma once
 
 #include <utility>
 #include <vector>
@@ -64,5 +63,3 @@ class BlockExchange {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_BLOCK_EXCHANGE_H_

@@ -3,8 +3,7 @@
 /// Each way to do that is a BucketStep; the bucket chooses one by its collective and the step's
 /// route.
 
-#ifndef HVD_SPARSE_EXCHANGE_BUCKET_H_
-#define HVD_SPARSE_EXCHANGE_BUCKET_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -102,5 +101,3 @@ class Bucket {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_BUCKET_H_

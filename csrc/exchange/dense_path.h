@@ -9,8 +9,7 @@
 ///
 /// On a device all of this is enqueued on the stream that the step comes from.
 
-#ifndef HVD_SPARSE_EXCHANGE_DENSE_PATH_H_
-#define HVD_SPARSE_EXCHANGE_DENSE_PATH_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -105,5 +104,3 @@ class DensePath {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_DENSE_PATH_H_

@@ -1,7 +1,6 @@
 /// The device that holds the memory of a step, and the framework's stream that works on it.
 
-#ifndef HVD_SPARSE_EXCHANGE_ORIGIN_H_
-#define HVD_SPARSE_EXCHANGE_ORIGIN_H_
+#pragma once
 
 #include <vector>
 
@@ -24,5 +23,3 @@ struct Origin {
 void PutNaN(const std::vector<GradView>& gradients, const Origin& origin);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_ORIGIN_H_

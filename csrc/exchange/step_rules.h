@@ -1,7 +1,6 @@
 /// The rules for all steps of a driver; equal on every rank, except for the device's number.
 
-#ifndef HVD_SPARSE_EXCHANGE_STEP_RULES_H_
-#define HVD_SPARSE_EXCHANGE_STEP_RULES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -28,5 +27,3 @@ struct StepRules {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_STEP_RULES_H_

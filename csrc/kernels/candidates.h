@@ -10,8 +10,7 @@
 /// return to the residual, so a GPU sifts them where they are, and only the entries that stay cross
 /// the bus.
 
-#ifndef HVD_SPARSE_KERNELS_CANDIDATES_H_
-#define HVD_SPARSE_KERNELS_CANDIDATES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -70,5 +69,3 @@ inline Index OffsetIn(Span<float> bucket, Span<float> part) {
 }
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_KERNELS_CANDIDATES_H_

@@ -5,8 +5,7 @@
 /// baseline. The build forbids fused multiply-adds (-ffp-contract=off), so all clones give the same
 /// bits.
 
-#ifndef HVD_SPARSE_KERNELS_CLONES_H_
-#define HVD_SPARSE_KERNELS_CLONES_H_
+#pragma once
 
 #include <cstdint>  // also defines __GLIBC__ if the C library is glibc
 
@@ -32,5 +31,3 @@
 #else
 #define HVD_SPARSE_CLONES
 #endif
-
-#endif  // HVD_SPARSE_KERNELS_CLONES_H_

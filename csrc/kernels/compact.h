@@ -4,8 +4,7 @@
 /// permutations, AVX-512 compacts 16 in one instruction. (It compresses into a register:
 /// compressing directly to memory is microcode on some processors.)
 
-#ifndef HVD_SPARSE_KERNELS_COMPACT_H_
-#define HVD_SPARSE_KERNELS_COMPACT_H_
+#pragma once
 
 #include <cstdint>
 
@@ -53,5 +52,3 @@ void CompactVectors(Index* indices, float* values, std::int64_t count, std::uint
                     Compaction* at);
 
 }  // namespace hvd_sparse::cpu
-
-#endif  // HVD_SPARSE_KERNELS_COMPACT_H_

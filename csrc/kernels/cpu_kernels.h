@@ -1,8 +1,7 @@
 /// The kernels of the CPU. Each file cpu_*.cc defines methods of one kind; kernels.h and
 /// candidates.h have their contracts. Below them is what other files of the CPU use.
 
-#ifndef HVD_SPARSE_KERNELS_CPU_KERNELS_H_
-#define HVD_SPARSE_KERNELS_CPU_KERNELS_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -123,5 +122,3 @@ std::int64_t WriteDense(Span<const float> sums, float scale, GradView grad, Span
                         Index offset, std::vector<std::pair<Index, float>>* undo, float loss_scale);
 
 }  // namespace hvd_sparse::cpu
-
-#endif  // HVD_SPARSE_KERNELS_CPU_KERNELS_H_

@@ -1,8 +1,7 @@
 /// Parts of a step that stay on a device and can be enqueued on a stream one by one, for tests and
 /// benchmarks.
 
-#ifndef HVD_SPARSE_KERNELS_STREAM_WORK_H_
-#define HVD_SPARSE_KERNELS_STREAM_WORK_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -38,5 +37,3 @@ struct StreamWorkMakers {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_KERNELS_STREAM_WORK_H_

@@ -3,8 +3,7 @@
 /// A new one needs a file beside this one, a line in registry.cc and a dataclass in
 /// hvd_sparse/sparsifiers.py. The tests of the laws find it through the registry.
 
-#ifndef HVD_SPARSE_SPARSIFIERS_SPARSIFIER_H_
-#define HVD_SPARSE_SPARSIFIERS_SPARSIFIER_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -65,5 +64,3 @@ std::unique_ptr<const Sparsifier> MakeSparsifier(const std::string& name,
                                                  const SparsifierOptions& options);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_SPARSIFIERS_SPARSIFIER_H_

@@ -2,8 +2,7 @@
 ///
 /// Sattler et al., "Sparse binary compression", IJCNN 2019, https://arxiv.org/abs/1805.08768.
 
-#ifndef HVD_SPARSE_WIRE_BINARY_CODER_H_
-#define HVD_SPARSE_WIRE_BINARY_CODER_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -99,5 +98,3 @@ class BinaryCoder {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_WIRE_BINARY_CODER_H_

@@ -6,8 +6,7 @@
 /// values between lanes. The last block of a message, if it has fewer values than the others, has
 /// bytes instead of words, so that no more bytes are sent than it needs.
 
-#ifndef HVD_SPARSE_WIRE_CODES_H_
-#define HVD_SPARSE_WIRE_CODES_H_
+#pragma once
 
 #include <cfloat>
 #include <cstdint>
@@ -226,5 +225,3 @@ class LastBlock {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_WIRE_CODES_H_

@@ -6,8 +6,7 @@
 /// have the same bits. Residuals and gradients lie on the device; codes, sums and all other
 /// arguments lie in CPU memory.
 
-#ifndef HVD_SPARSE_WIRE_DENSE_WORK_H_
-#define HVD_SPARSE_WIRE_DENSE_WORK_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -87,5 +86,3 @@ class DenseWork {
 std::unique_ptr<DenseWork> NewCpuDenseWork();
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_WIRE_DENSE_WORK_H_

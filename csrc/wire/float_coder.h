@@ -1,8 +1,7 @@
 /// float32, float16 and bfloat16 numbers, one after the other.
 /// They need no alignment. Values are rounded as RoundValues says.
 
-#ifndef HVD_SPARSE_WIRE_FLOAT_CODER_H_
-#define HVD_SPARSE_WIRE_FLOAT_CODER_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -193,5 +192,3 @@ class FloatCoder {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_WIRE_FLOAT_CODER_H_

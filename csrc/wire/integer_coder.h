@@ -14,8 +14,7 @@
 /// multiples of 2^(e - 24), or of the smallest float32. The difference is at most 2^e / 2, or below
 /// 2^e and a multiple of 2^104 where the range of e ends: it takes no more than 24 bits.
 
-#ifndef HVD_SPARSE_WIRE_INTEGER_CODER_H_
-#define HVD_SPARSE_WIRE_INTEGER_CODER_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -229,5 +228,3 @@ class IntegerCoder {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_WIRE_INTEGER_CODER_H_

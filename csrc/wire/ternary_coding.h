@@ -15,8 +15,7 @@
 /// Lim, Andersen, Kaminsky, "3LC: Lightweight and effective traffic compression for distributed
 /// machine learning", MLSys 2019 (https://arxiv.org/abs/1802.07389).
 
-#ifndef HVD_SPARSE_WIRE_TERNARY_CODING_H_
-#define HVD_SPARSE_WIRE_TERNARY_CODING_H_
+#pragma once
 
 #include <cstdint>
 
@@ -44,5 +43,3 @@ std::int64_t DecodeTernary(Span<const std::uint8_t> code, Span<float> out);
 std::int64_t AddTernary(Span<const std::uint8_t> code, Span<float> sum);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_WIRE_TERNARY_CODING_H_

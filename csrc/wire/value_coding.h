@@ -5,8 +5,7 @@
 /// ternary (ternary_coding.h), and sparse blocks binary (binary_coder.h). Codes need no alignment.
 /// The receiver knows the type and the number of values, nothing else.
 
-#ifndef HVD_SPARSE_WIRE_VALUE_CODING_H_
-#define HVD_SPARSE_WIRE_VALUE_CODING_H_
+#pragma once
 
 #include <cstdint>
 
@@ -85,5 +84,3 @@ std::int64_t DecodeInto(Values values, Span<const std::uint8_t> code, Span<float
 std::int64_t AddDecoded(Values values, Span<const std::uint8_t> code, Span<float> sum);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_WIRE_VALUE_CODING_H_

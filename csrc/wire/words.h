@@ -1,7 +1,6 @@
 /// What codes of positions and values share: words, and the largest magnitude of an array.
 
-#ifndef HVD_SPARSE_WIRE_WORDS_H_
-#define HVD_SPARSE_WIRE_WORDS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -49,5 +48,3 @@ HVD_SPARSE_INLINE std::uint32_t LargestMagnitude(const float* values, std::int64
 }
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_WIRE_WORDS_H_

@@ -10,8 +10,7 @@
 /// The header also carries whatever a rank must learn about the others. Merging combines headers so
 /// that after the rounds of a collective all ranks hold the same facts.
 
-#ifndef HVD_SPARSE_CUDA_BASE_DEVICE_BLOCK_H_
-#define HVD_SPARSE_CUDA_BASE_DEVICE_BLOCK_H_
+#pragma once
 
 #include <cstdint>
 
@@ -80,5 +79,3 @@ struct DeviceBlock {
 };
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_BASE_DEVICE_BLOCK_H_

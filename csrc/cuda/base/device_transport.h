@@ -10,8 +10,7 @@
 /// beforehand: a device block is sent as a whole, with its count in its first bytes
 /// (device_block.h).
 
-#ifndef HVD_SPARSE_CUDA_BASE_DEVICE_TRANSPORT_H_
-#define HVD_SPARSE_CUDA_BASE_DEVICE_TRANSPORT_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -93,5 +92,3 @@ class CountedTransport : public DeviceTransport {
 };
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_BASE_DEVICE_TRANSPORT_H_

@@ -4,8 +4,7 @@
 /// itself (intrinsics, which the compiler never fuses), and narrow types are widened by the same
 /// code.
 
-#ifndef HVD_SPARSE_CUDA_BASE_ENTRIES_CUH_
-#define HVD_SPARSE_CUDA_BASE_ENTRIES_CUH_
+#pragma once
 
 #include <cfloat>
 #include <cstdint>
@@ -259,5 +258,3 @@ __device__ inline std::uint32_t PositionOf(Index marked) {
 }
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_BASE_ENTRIES_CUH_

@@ -5,8 +5,7 @@
 /// the first steps nothing is allocated any more. Nothing may be allocated while work is being
 /// enqueued, either: that would wait for the device.
 
-#ifndef HVD_SPARSE_CUDA_BASE_MEMORY_H_
-#define HVD_SPARSE_CUDA_BASE_MEMORY_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -222,5 +221,3 @@ class PinnedArray {
 };
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_BASE_MEMORY_H_

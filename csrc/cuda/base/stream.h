@@ -2,8 +2,7 @@
 ///
 /// Destructors ignore errors: at the end of a process CUDA may be gone before them.
 
-#ifndef HVD_SPARSE_CUDA_BASE_STREAM_H_
-#define HVD_SPARSE_CUDA_BASE_STREAM_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -110,5 +109,3 @@ class Event {
 };
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_BASE_STREAM_H_

@@ -1,8 +1,7 @@
 /// A call's work on a device: this thread's stream there, scratch memory, and copies through pinned
 /// memory.
 
-#ifndef HVD_SPARSE_CUDA_BASE_WORK_H_
-#define HVD_SPARSE_CUDA_BASE_WORK_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -122,5 +121,3 @@ class Work {
 const Stream& OwnStream(int device);
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_BASE_WORK_H_

@@ -5,8 +5,7 @@
 /// stream of its own, with scratch memory of its own, so that the selection of one bucket runs
 /// beside the exchange of another.
 
-#ifndef HVD_SPARSE_CUDA_KERNELS_CUDA_KERNELS_H_
-#define HVD_SPARSE_CUDA_KERNELS_CUDA_KERNELS_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -36,5 +35,3 @@ int DeviceOf(const void* address);
 
 }  // namespace cuda
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_CUDA_KERNELS_CUDA_KERNELS_H_

@@ -5,8 +5,7 @@
 /// value PlaceIn(size, lane, v) of a block of `size` is number v of a lane; -1 stands for none, and
 /// such a value is zero.
 
-#ifndef HVD_SPARSE_CUDA_KERNELS_DENSE_CODERS_CUH_
-#define HVD_SPARSE_CUDA_KERNELS_DENSE_CODERS_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -159,5 +158,3 @@ struct TernaryDigits : Fields<Ternary> {
 };
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_KERNELS_DENSE_CODERS_CUH_

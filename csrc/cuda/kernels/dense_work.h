@@ -1,8 +1,7 @@
 /// Kernels of a dense sum: error feedback and codes whose errors stay in the residual, and writing
 /// sums into gradients; contract in csrc/wire/dense_work.h.
 
-#ifndef HVD_SPARSE_CUDA_KERNELS_DENSE_WORK_H_
-#define HVD_SPARSE_CUDA_KERNELS_DENSE_WORK_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -44,5 +43,3 @@ void LaunchTake(DenseFormat format, const TakeArgs& args, cudaStream_t stream);
 void LaunchWriteSums(const DenseOutput& output, unsigned* not_finite, cudaStream_t stream);
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_KERNELS_DENSE_WORK_H_

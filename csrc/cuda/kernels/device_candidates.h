@@ -3,8 +3,7 @@
 /// They lie in a piece of memory, and are compacted into another one. Both belong to the thread and
 /// are used again.
 
-#ifndef HVD_SPARSE_CUDA_KERNELS_DEVICE_CANDIDATES_H_
-#define HVD_SPARSE_CUDA_KERNELS_DEVICE_CANDIDATES_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -65,5 +64,3 @@ class DeviceCandidates final : public Candidates {
 };
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_KERNELS_DEVICE_CANDIDATES_H_

@@ -1,8 +1,7 @@
 /// The kernels of a CUDA device, as the CPU launches them; contracts in csrc/kernels/kernels.h and
 /// candidates.h. All memory lies on the device. Each section names the file of its kernels.
 
-#ifndef HVD_SPARSE_CUDA_KERNELS_LAUNCHES_H_
-#define HVD_SPARSE_CUDA_KERNELS_LAUNCHES_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -163,5 +162,3 @@ Moments ComputeMoments(Span<const float> dense, Work* work);
 TopKCut FindTopK(Span<const float> dense, std::int64_t k, Work* work);
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_KERNELS_LAUNCHES_H_

@@ -8,8 +8,7 @@
 /// So a pass over all layers is a single launch, whatever their sizes, and a block of threads works
 /// on one gradient and one segment only.
 
-#ifndef HVD_SPARSE_CUDA_STEP_BUCKET_LAYOUT_H_
-#define HVD_SPARSE_CUDA_STEP_BUCKET_LAYOUT_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -61,5 +60,3 @@ struct BucketLayout {
 };
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_STEP_BUCKET_LAYOUT_H_

@@ -4,8 +4,7 @@
 /// memory, if they differ from those of the step before. The CPU does not wait for that unless the
 /// stream is so many changes behind that all pinned memory is in use.
 
-#ifndef HVD_SPARSE_CUDA_STEP_BUCKET_TABLES_H_
-#define HVD_SPARSE_CUDA_STEP_BUCKET_TABLES_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -101,5 +100,3 @@ class BucketTables {
 };
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_STEP_BUCKET_TABLES_H_

@@ -11,8 +11,7 @@
 /// else. Sent by each rank in a round: 8 bytes for each entry that is kept, rounded up to 64, and a
 /// header, however many entries there are.
 
-#ifndef HVD_SPARSE_CUDA_STEP_DEVICE_GTOPK_H_
-#define HVD_SPARSE_CUDA_STEP_DEVICE_GTOPK_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -86,5 +85,3 @@ class DeviceGTopK {
 };
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_STEP_DEVICE_GTOPK_H_

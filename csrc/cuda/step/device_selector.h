@@ -14,8 +14,7 @@
 /// searches for another threshold, but this takes the exact top-k of that segment, as it also does
 /// in the first step.
 
-#ifndef HVD_SPARSE_CUDA_STEP_DEVICE_SELECTOR_H_
-#define HVD_SPARSE_CUDA_STEP_DEVICE_SELECTOR_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -57,5 +56,3 @@ class DeviceSelector {
 };
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_STEP_DEVICE_SELECTOR_H_

@@ -1,8 +1,7 @@
 /// The parts of a bucket's step on a device, as the CPU launches them. Each section names the file
 /// of its kernels.
 
-#ifndef HVD_SPARSE_CUDA_STEP_LAUNCHES_H_
-#define HVD_SPARSE_CUDA_STEP_LAUNCHES_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -191,5 +190,3 @@ void LaunchCheckFits(const ApplyArgs& args, cudaStream_t stream);
 void LaunchApply(const ApplyArgs& args, cudaStream_t stream);
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_STEP_LAUNCHES_H_

@@ -1,8 +1,7 @@
 /// gTop-k over a transport between devices, for blocks that lie in memory of the CPU: they are
 /// copied to the device, reduced in all rounds in stream order, and copied back.
 
-#ifndef HVD_SPARSE_CUDA_TRANSPORT_DEVICE_REDUCE_H_
-#define HVD_SPARSE_CUDA_TRANSPORT_DEVICE_REDUCE_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -41,5 +40,3 @@ class TransportGTopK final : public DeviceReduce {
 };
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_TRANSPORT_DEVICE_REDUCE_H_

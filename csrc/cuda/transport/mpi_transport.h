@@ -14,8 +14,7 @@
 ///
 /// No GPU has run this: it was tested with ranks that are threads.
 
-#ifndef HVD_SPARSE_CUDA_TRANSPORT_MPI_TRANSPORT_H_
-#define HVD_SPARSE_CUDA_TRANSPORT_MPI_TRANSPORT_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -54,5 +53,3 @@ class MpiTransport final : public GpuTransport {
 const GpuTransportOption& MpiOption();
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_TRANSPORT_MPI_TRANSPORT_H_

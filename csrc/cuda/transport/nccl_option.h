@@ -1,8 +1,7 @@
 /// NCCL as a way to connect devices: the description of a rank's NCCL and device, and whether ranks
 /// can use theirs together.
 
-#ifndef HVD_SPARSE_CUDA_TRANSPORT_NCCL_OPTION_H_
-#define HVD_SPARSE_CUDA_TRANSPORT_NCCL_OPTION_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -46,5 +45,3 @@ const GpuTransportOption& NcclOption();
 }  // namespace cuda
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_CUDA_TRANSPORT_NCCL_OPTION_H_

@@ -19,8 +19,7 @@
 ///
 /// It was tested against a library that stands in for NCCL, and between two ranks on one GPU.
 
-#ifndef HVD_SPARSE_CUDA_TRANSPORT_NCCL_TRANSPORT_H_
-#define HVD_SPARSE_CUDA_TRANSPORT_NCCL_TRANSPORT_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -87,5 +86,3 @@ class NcclTransport final : public GpuTransport {
 };
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_TRANSPORT_NCCL_TRANSPORT_H_

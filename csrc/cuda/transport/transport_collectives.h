@@ -10,8 +10,7 @@
 ///
 /// Several GPUs have not run this.
 
-#ifndef HVD_SPARSE_CUDA_TRANSPORT_TRANSPORT_COLLECTIVES_H_
-#define HVD_SPARSE_CUDA_TRANSPORT_TRANSPORT_COLLECTIVES_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -53,5 +52,3 @@ std::vector<double> TimedCopies(int device, std::int64_t entries, int repetition
                                 const std::function<void()>& check);
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_TRANSPORT_TRANSPORT_COLLECTIVES_H_

@@ -12,8 +12,7 @@
 ///     refused on the device                   the device has put all back; doing so again changes
 ///                                             nothing
 
-#ifndef HVD_SPARSE_CUDA_TRANSPORT_TRANSPORT_STEP_H_
-#define HVD_SPARSE_CUDA_TRANSPORT_TRANSPORT_STEP_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -92,5 +91,3 @@ class TransportStep final : public DeviceStep {
 };
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_TRANSPORT_TRANSPORT_STEP_H_
