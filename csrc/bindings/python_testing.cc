@@ -210,8 +210,7 @@ void BindStreamWork(py::module_& m) {
       "merge_work",
       [](const SparseBlock& own, const SparseBlock& theirs, std::int64_t k,
          const std::string& device) {
-        const Device on = DeviceFrom(device);
-        return StreamWorkFor(on).merge(on.index, own, theirs, k);
+        return StreamWorkOn(DeviceFrom(device), &StreamWorkMakers::merge, own, theirs, k);
       },
       py::arg("own"), py::arg("theirs"), py::kw_only(), py::arg("k"), py::arg("device"),
       "The k largest of the union of two blocks, all on the device.");
@@ -220,9 +219,8 @@ void BindStreamWork(py::module_& m) {
       "pass_work",
       [](const PyBuffer& gradient, const PyBuffer& residual, float threshold, std::int64_t k,
          const std::string& device) {
-        const Device on = DeviceFrom(device);
-        return StreamWorkFor(on).pass(on.index, ViewOf(gradient), FloatsOf(residual, "residual"),
-                                      threshold, k);
+        return StreamWorkOn(DeviceFrom(device), &StreamWorkMakers::pass, ViewOf(gradient),
+                            FloatsOf(residual, "residual"), threshold, k);
       },
       py::arg("gradient"), py::arg("residual"), py::kw_only(), py::arg("threshold"), py::arg("k"),
       py::arg("device"),
@@ -233,9 +231,8 @@ void BindStreamWork(py::module_& m) {
       "select_work",
       [](const PyBuffer& gradient, const PyBuffer& residual, std::int64_t k,
          const std::string& device) {
-        const Device on = DeviceFrom(device);
-        return StreamWorkFor(on).select(on.index, ViewOf(gradient), FloatsOf(residual, "residual"),
-                                        k);
+        return StreamWorkOn(DeviceFrom(device), &StreamWorkMakers::select, ViewOf(gradient),
+                            FloatsOf(residual, "residual"), k);
       },
       py::arg("gradient"), py::arg("residual"), py::kw_only(), py::arg("k"), py::arg("device"),
       "A selection of k entries that stays on the device, with the next step's threshold. The "
@@ -251,9 +248,8 @@ void BindStreamWork(py::module_& m) {
           for (const PyBuffer& buffer : buffers) all.push_back(ViewOf(buffer));
           return all;
         };
-        const Device on = DeviceFrom(device);
-        return StreamWorkFor(on).step(on.index, views(gradients), FloatsOf(residual, "residual"),
-                                      ks, views(outputs));
+        return StreamWorkOn(DeviceFrom(device), &StreamWorkMakers::step, views(gradients),
+                            FloatsOf(residual, "residual"), ks, views(outputs));
       },
       py::arg("gradients"), py::arg("residual"), py::arg("outputs"), py::kw_only(), py::arg("ks"),
       py::arg("device"),

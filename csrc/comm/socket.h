@@ -2,8 +2,11 @@
 
 #pragma once
 
+#include <cerrno>
 #include <chrono>
+#include <cstddef>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "csrc/comm/descriptor.h"
@@ -46,6 +49,28 @@ Descriptor Accept(const Descriptor& listener);
 /// Return the address of this or the other end of a connection: "10.0.0.1:4711".
 std::string AddressOfSelf(const Descriptor& socket);
 std::string AddressOfPeer(const Descriptor& socket);
+
+/// True if a call on a socket failed with an error that means no more than: try again later.
+inline bool MeansLater(int error) {
+  return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
+}
+
+/// Append and NumberAt write and read unsigned numbers of messages, little-endian.
+template <typename Number>
+void Append(Number number, std::string* bytes) {
+  static_assert(std::is_unsigned_v<Number>);
+  for (std::size_t i = 0; i < sizeof(number); ++i, number >>= 8u) {
+    bytes->push_back(static_cast<char>(number));
+  }
+}
+template <typename Number>
+Number NumberAt(const std::string& bytes, std::size_t position) {
+  Number number = 0;
+  for (std::size_t i = 0; i < sizeof(number); ++i) {
+    number |= static_cast<Number>(static_cast<unsigned char>(bytes[position + i])) << 8 * i;
+  }
+  return number;
+}
 
 /// Begins to connect. Connecting has ended when poll() reports POLLOUT; ErrorOf then returns the
 /// result. Returns an empty descriptor if it fails at once (errno says why).

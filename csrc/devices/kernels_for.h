@@ -25,6 +25,12 @@ std::unique_ptr<DenseWork> DenseWorkFor(Device device);
 /// InvalidArgument if it is the CPU.
 StreamWorkMakers StreamWorkFor(Device device);
 
+/// Makes such a part: StreamWorkOn(device, &StreamWorkMakers::merge, own, theirs, k).
+template <typename Make, typename... Arguments>
+std::unique_ptr<StreamWork> StreamWorkOn(Device device, Make make, const Arguments&... arguments) {
+  return (StreamWorkFor(device).*make)(device.index, arguments...);
+}
+
 /// Returns true if this build has CUDA kernels.
 bool BuiltWithCuda();
 

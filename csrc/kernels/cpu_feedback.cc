@@ -65,10 +65,10 @@ class Accumulator {
                    Index offset, Index* indices, float* values) const {
     if (plain_) {
       const auto* grad = reinterpret_cast<const float*>(grad_) + begin;
+      const Momentum momentum{feedback_.velocity.data + begin, feedback_.momentum, feedback_.scale};
       const std::int64_t count =
-          has_velocity_ ? AddAndTakeChunk(grad, MomentumFrom(begin), residual, size, threshold,
-                                          offset, indices, values)
-                        : AddAndTakeChunk(grad, residual, size, threshold, offset, indices, values);
+          AddAndTakeChunk(grad, has_velocity_ ? &momentum : nullptr, residual, size, threshold,
+                          offset, indices, values);
       if (count >= 0) return {count, count, 0};
     }
     const std::int64_t bad = Run(begin, size, residual);
@@ -81,10 +81,6 @@ class Accumulator {
   std::int64_t Add(std::int64_t begin, std::int64_t size, float decay, float* to) const {
     return AddGradient(feedback_.grad.dtype, grad_ + begin * width_, size, decay, feedback_.scale,
                        to);
-  }
-
-  Momentum MomentumFrom(std::int64_t begin) const {
-    return {feedback_.velocity.data + begin, feedback_.momentum, feedback_.scale};
   }
 
   /// Updates velocity and residual, which hold the entries from `begin` on.

@@ -13,11 +13,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "csrc/cuda/base/check.h"
 #include "csrc/cuda/base/device_block.h"
+#include "csrc/cuda/base/stream.h"
 
 namespace hvd_sparse::cuda {
 
@@ -163,16 +165,6 @@ class OwnedBytes {
 /// Pinned memory of the CPU, which the device copies from and to by itself.
 using PinnedBytes = OwnedBytes<PinnedMemory>;
 
-/// Memory of the current device.
-class DeviceBytes : public OwnedBytes<DeviceMemory> {
- public:
-  using OwnedBytes::OwnedBytes;
-
-  void Clear(cudaStream_t stream) const {
-    Check(cudaMemsetAsync(get(), 0, size(), stream), "clear memory");
-  }
-};
-
 /// Returns how many bytes `divide(Divider*)` takes from a Divider.
 template <typename Divide>
 std::size_t SizeOfAll(Divide divide) {
@@ -180,6 +172,23 @@ std::size_t SizeOfAll(Divide divide) {
   divide(&divider);
   return divider.used();
 }
+
+/// Memory of the current device.
+class DeviceBytes : public OwnedBytes<DeviceMemory> {
+ public:
+  using OwnedBytes::OwnedBytes;
+
+  /// Makes as much memory as `divide(Divider*)` takes, and divides it.
+  template <typename Divide, typename = std::enable_if_t<!std::is_integral_v<Divide>>>
+  explicit DeviceBytes(Divide divide) : OwnedBytes(SizeOfAll(divide)) {
+    Divider divider(get());
+    divide(&divider);
+  }
+
+  void Clear(cudaStream_t stream) const {
+    cuda::Clear(static_cast<char*>(get()), static_cast<std::int64_t>(size()), stream);
+  }
+};
 
 // ---- Arrays in pinned memory --------------------------------------------------------------------
 
@@ -200,20 +209,12 @@ class PinnedArray {
   std::int64_t size() const { return size_; }
 
   /// FetchFrom enqueues the copy of all elements from the device, SendTo the one to it.
-  void FetchFrom(const T* device, cudaStream_t stream) {
-    Copy(data_, device, cudaMemcpyDeviceToHost, stream);
-  }
-  void SendTo(T* device, cudaStream_t stream) const {
-    Copy(device, data_, cudaMemcpyHostToDevice, stream);
-  }
+  void FetchFrom(const T* device, cudaStream_t stream) { Copy(device, size_, data_, stream); }
+  void SendTo(T* device, cudaStream_t stream) const { Copy(data_, size_, device, stream); }
 
  private:
   static std::size_t BytesOf(std::int64_t size) {
     return static_cast<std::size_t>(size) * sizeof(T);
-  }
-  void Copy(T* to, const T* from, cudaMemcpyKind kind, cudaStream_t stream) const {
-    if (size_ == 0) return;
-    Check(cudaMemcpyAsync(to, from, BytesOf(size_), kind, stream), "copy memory");
   }
 
   T* const data_;

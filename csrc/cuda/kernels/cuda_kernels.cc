@@ -35,16 +35,10 @@ class CudaMark final : public Mark {
 /// Returns the event of a mark; only this device's kernels make the marks that they are given.
 const Event& EventOf(const Mark& mark) { return static_cast<const CudaMark&>(mark).event(); }
 
-cudaStream_t StreamOf(StreamHandle handle) {
-  return reinterpret_cast<cudaStream_t>(handle);  // NOLINT: frameworks pass streams as numbers
-}
-
 /// Throws InvalidArgument if the stream is being captured: a graph cannot hold messages, and no
 /// thread may wait for a captured mark.
 void RequireNotCaptured(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  Check(cudaStreamIsCapturing(stream, &status), "ask whether a stream is being captured");
-  Require(status == cudaStreamCaptureStatusNone,
+  Require(!IsCaptured(stream),
           "the stream is being captured into a CUDA graph, and an exchange cannot be");
 }
 
@@ -56,7 +50,7 @@ class CudaTimedMark final : public TimedMark {
   void Record(StreamHandle stream) override {
     Check(cudaSetDevice(device_), "use a device");
     if (event_ == nullptr) event_ = std::make_unique<Event>(Timing::kKept);
-    event_->Record(reinterpret_cast<cudaStream_t>(stream));  // NOLINT: streams come as numbers
+    event_->Record(StreamOf(stream));
   }
   bool Passed() const override { return event_->Passed(); }
   double SecondsUntil(const TimedMark& later) const override {
@@ -85,13 +79,11 @@ class DeviceResidualAfterJoin final : public ResidualAfterJoin {
 
   /// Enqueues residual = after. Returns true if that may be other than zero.
   bool CopyTo(Span<float> residual, cudaStream_t stream) const {
-    const auto bytes = static_cast<std::size_t>(residual.size) * sizeof(float);
     if (memory_ == nullptr) {
-      Check(cudaMemsetAsync(residual.data, 0, bytes, stream), "clear a residual");
+      Clear(residual.data, residual.size, stream);
       return false;
     }
-    Check(cudaMemcpyAsync(residual.data, memory_->get(), bytes, cudaMemcpyDefault, stream),
-          "copy to a residual");
+    Copy(static_cast<const float*>(memory_->get()), residual.size, residual.data, stream);
     return true;
   }
 
@@ -266,9 +258,7 @@ class CudaKernelsImpl final : public Kernels {
 
   void Copy(Span<const float> from, Span<float> to, StreamHandle stream) const override {
     const OnDevice current(device_);
-    const auto bytes = static_cast<std::size_t>(from.size) * sizeof(float);
-    Check(cudaMemcpyAsync(to.data, from.data, bytes, cudaMemcpyDefault, StreamOf(stream)),
-          "copy on the device");
+    cuda::Copy(from.data, from.size, to.data, StreamOf(stream));
   }
 
   void Decay(Span<float> residual, float decay, StreamHandle stream) const override {
@@ -330,9 +320,7 @@ class CudaKernelsImpl final : public Kernels {
     const OnDevice current(device_);
     const Stream& stream = OwnStream(device_);
     for (std::int64_t n = 0; n < count; ++n) {
-      Check(cudaMemcpyAsync(residual.data + Position(positions[n]), values + n, sizeof(float),
-                            cudaMemcpyHostToDevice, stream.get()),
-            "put an entry back to a residual");
+      cuda::Copy(values + n, 1, residual.data + Position(positions[n]), stream.get());
     }
     stream.Synchronize();
   }

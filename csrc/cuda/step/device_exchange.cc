@@ -47,8 +47,7 @@ void DeviceExchange::Exchange(const DeviceLaunch& launch, cudaStream_t stream) {
 }
 
 void DeviceExchange::Fetch(DeviceBlockHeader* pinned, cudaStream_t stream) const {
-  Check(cudaMemcpyAsync(pinned, reduced().header, sizeof(*pinned), cudaMemcpyDeviceToHost, stream),
-        "copy a header");
+  Copy<DeviceBlockHeader>(reduced().header, 1, pinned, stream);
 }
 
 }  // namespace hvd_sparse::cuda

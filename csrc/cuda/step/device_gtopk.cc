@@ -43,10 +43,8 @@ DeviceGTopK::DeviceGTopK(std::int64_t numel, std::int64_t max_k, const Collectiv
       k_(max_k),
       kept_(CheckedKept(KeptBeforeTheLast(max_k, numel, options), transport->Size())),
       mergings_(static_cast<std::size_t>(MergesOf(cube_))),
-      zeros_(SizeOfAll([this](Divider* divider) { DivideZeros(divider); })),
+      zeros_([this](Divider* divider) { DivideZeros(divider); }),
       rest_(transport_, SizeOfAll([this](Divider* divider) { DivideRest(divider); })) {
-  Divider zeros(zeros_.get());
-  DivideZeros(&zeros);
   Ask(max_k);
 }
 

@@ -10,23 +10,14 @@
 #include "csrc/cuda/transport/transport_collectives.h"
 
 namespace hvd_sparse::cuda {
-namespace {
-
-void RequireNotCaptured(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  Check(cudaStreamIsCapturing(stream, &status), "ask whether a stream is being captured");
-  Require(status == cudaStreamCaptureStatusNone,
-          "the stream is being captured into a CUDA graph, which cannot hold messages over MPI: "
-          "the CPU gives them");
-}
-
-}  // namespace
 
 void MpiTransport::Exchange(int peer, const void* send, void* recv, std::int64_t bytes,
                             cudaStream_t stream) {
   RequireMessage(peer, bytes);
   const OnDevice current(device());
-  RequireNotCaptured(stream);
+  Require(!IsCaptured(stream),
+          "the stream is being captured into a CUDA graph, which cannot hold messages over MPI: "
+          "the CPU gives them");
   const std::string what = DescribeMessage(peer);
   Await(stream, what);
 

@@ -83,11 +83,9 @@ void NcclTransport::Exchange(int peer, const void* send, void* recv, std::int64_
 
 /// Throws InvalidArgument in a capture with an unconnected peer: a first call allocates.
 void NcclTransport::RequireConnected(int peer, cudaStream_t stream) {
-  if (connected_[static_cast<std::size_t>(peer)]) return;
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  cuda::Check(cudaStreamIsCapturing(stream, &status), "ask whether a stream is being captured");
-  Require(status == cudaStreamCaptureStatusNone, "a stream is being captured, and rank ", Rank(),
-          " is not connected to rank ", peer, " yet: make the same call once before the capture");
+  Require(connected_[static_cast<std::size_t>(peer)] || !IsCaptured(stream),
+          "a stream is being captured, and rank ", Rank(), " is not connected to rank ", peer,
+          " yet: make the same call once before the capture");
 }
 
 /// Makes `calls` as one group of NCCL, so that they begin together.

@@ -145,9 +145,8 @@ std::vector<double> TimedMerges(int device, std::int64_t entries, int repetition
   const OnDevice current(device);
   const Stream stream;
   const auto work = MakeMergeWork(device, BlockAt(0, entries), BlockAt(1, entries), entries);
-  const auto handle = reinterpret_cast<StreamHandle>(stream.get());  // NOLINT: as frameworks do
   return TimedOnStream(stream.get(), repetitions, "merges on a device", await,
-                       [&] { work->Enqueue(handle); });
+                       [&] { work->Enqueue(HandleOf(stream.get())); });
 }
 
 std::vector<double> TimedCopies(int device, std::int64_t entries, int repetitions,

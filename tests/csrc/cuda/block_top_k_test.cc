@@ -1,11 +1,10 @@
 /// Keeping the largest entries on a device gives the same bits as on the CPU.
 
-#include "csrc/cuda/kernels/launches.h"
-
 #include <gtest/gtest.h>
 
 #include <vector>
 
+#include "csrc/cuda/kernels/launches.h"
 #include "csrc/cuda/step/launches.h"
 #include "tests/csrc/cuda/device_blocks.h"
 
