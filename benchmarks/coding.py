@@ -67,7 +67,7 @@ def rounded_to_integers(values: np.ndarray, *, most: int) -> np.ndarray:
 
 
 def mean_of(magnitudes: np.ndarray) -> float:
-    """Returns the number that is sent for magnitudes: see csrc/wire/binary_values.h."""
+    """Returns the number that is sent for magnitudes: see csrc/wire/binary_coder.h."""
     mean = magnitudes.cumsum(dtype=np.float64)[-1] / len(magnitudes)
     place = float(np.spacing(magnitudes.max()))
     return min(mean, 2 * float(magnitudes.min())) // place * place

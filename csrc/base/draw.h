@@ -1,7 +1,6 @@
 /// Random numbers that depend only on the place of their use: equal on every rank and in every run.
 
-#ifndef HVD_SPARSE_BASE_DRAW_H_
-#define HVD_SPARSE_BASE_DRAW_H_
+#pragma once
 
 #include <cstdint>
 
@@ -24,5 +23,3 @@ inline std::int64_t Below(std::int64_t limit, std::uint64_t draw) {
 }
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_BASE_DRAW_H_

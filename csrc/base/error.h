@@ -1,8 +1,10 @@
-/// The errors of the core. bindings/ turns each kind into the Python exception of the same name.
+/// The errors of the core, and its warnings. bindings/ turns each kind into the Python exception of
+/// the same name.
 
-#ifndef HVD_SPARSE_BASE_ERROR_H_
-#define HVD_SPARSE_BASE_ERROR_H_
+#pragma once
 
+#include <atomic>
+#include <iostream>
 #include <new>
 #include <sstream>
 #include <stdexcept>
@@ -96,6 +98,14 @@ Error CurrentError(int rank, const Parts&... where) {
   }
 }
 
-}  // namespace hvd_sparse
+// ---- Warnings: lines on stderr, unless the log level suppresses them ----------------------------
 
-#endif  // HVD_SPARSE_BASE_ERROR_H_
+/// True if Warn prints; hvd_sparse/log.py sets it from the log level.
+inline std::atomic<bool> warnings_are_shown{true};
+
+template <typename... Parts>
+void Warn(const Parts&... parts) {
+  if (warnings_are_shown) std::cerr << Concat("hvd_sparse: warning: ", parts..., "\n");
+}
+
+}  // namespace hvd_sparse

@@ -5,13 +5,11 @@
 /// Indices ascend. While a block is being written, its values start after room for `capacity`
 /// indices; Finish() moves them down, so that the bytes of a finished block are one message.
 
-#ifndef HVD_SPARSE_BASE_SPARSE_BLOCK_H_
-#define HVD_SPARSE_BASE_SPARSE_BLOCK_H_
+#pragma once
 
 #include <cstdint>
 
 #include "csrc/base/buffer.h"
-#include "csrc/base/route.h"
 #include "csrc/base/types.h"
 #include "csrc/base/verdict.h"
 
@@ -103,5 +101,3 @@ class SparseBlock {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_BASE_SPARSE_BLOCK_H_

@@ -1,12 +1,20 @@
-/// The types that all layers share.
+/// The types that all layers share: numbers, views, the device on which gradients lie, and the
+/// route of a step.
 
-#ifndef HVD_SPARSE_BASE_TYPES_H_
-#define HVD_SPARSE_BASE_TYPES_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <type_traits>
 #include <vector>
+
+/// Marks functions that run on the CPU and, where nvcc compiles them, on GPUs.
+#ifdef __CUDACC__
+#define HVD_SPARSE_INLINE __host__ __device__ inline __attribute__((always_inline))
+#else
+#define HVD_SPARSE_INLINE inline __attribute__((always_inline))
+#endif
 
 namespace hvd_sparse {
 
@@ -71,6 +79,44 @@ struct GradView {
   }
 };
 
-}  // namespace hvd_sparse
+// ---- The device on which gradients lie: the CPU, or a GPU ---------------------------------------
 
-#endif  // HVD_SPARSE_BASE_TYPES_H_
+enum class DeviceType { kCpu, kCuda };
+
+struct Device {
+  DeviceType type = DeviceType::kCpu;
+  int index = 0;  ///< number among the devices of its type; 0 for the CPU
+
+  bool IsCpu() const { return type == DeviceType::kCpu; }
+
+  /// The name as frameworks write it: "cpu", "cuda:1".
+  std::string Name() const { return IsCpu() ? "cpu" : "cuda:" + std::to_string(index); }
+};
+
+/// A framework's stream as a number (a cudaStream_t for CUDA; 0 is the default stream).
+using StreamHandle = std::uintptr_t;
+
+// ---- The route of a bucket's step: how much of it runs on a device ------------------------------
+
+/// The route of a step, which RouteOf (csrc/exchange/route_of.h) chooses. It must be equal on all
+/// ranks: they compare it before any of them waits for another's device.
+enum class Route : std::uint8_t {
+  kCalls,   ///< one call at a time: blocks lie in CPU memory and are sent from there
+  kRounds,  ///< like kCalls, but the collective's rounds go from device to device
+  kStep,    ///< the whole step is enqueued on the device at once
+};
+
+/// The route's name as shown to users.
+inline const char* NameOf(Route route) {
+  switch (route) {
+    case Route::kCalls:
+      return "calls";
+    case Route::kRounds:
+      return "device rounds";
+    case Route::kStep:
+      return "device step";
+  }
+  return "unknown";
+}
+
+}  // namespace hvd_sparse

@@ -15,12 +15,11 @@
 ///     2^31 - 2       a sum overflows
 ///     2^31 - 1       all gradients and sums are finite
 
-#ifndef HVD_SPARSE_BASE_VERDICT_H_
-#define HVD_SPARSE_BASE_VERDICT_H_
+#pragma once
 
 #include <cstdint>
 
-#include "csrc/base/inline.h"
+#include "csrc/base/types.h"
 
 namespace hvd_sparse {
 
@@ -90,5 +89,3 @@ class Verdict {
 static_assert(sizeof(Verdict) == sizeof(std::int32_t));
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_BASE_VERDICT_H_

@@ -1,8 +1,7 @@
 /// The C interface of a StepDriver, for libraries that are loaded beside the core. They are
 /// compiled against a framework, whose version of the C++ library may differ from the core's.
 
-#ifndef HVD_SPARSE_BINDINGS_DRIVER_INTERFACE_H_
-#define HVD_SPARSE_BINDINGS_DRIVER_INTERFACE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -65,5 +64,3 @@ struct HvdSparseDriver {
 };
 
 }  // extern "C"
-
-#endif  // HVD_SPARSE_BINDINGS_DRIVER_INTERFACE_H_

@@ -1,7 +1,6 @@
 /// Objects whose threads belong to the process that made them.
 
-#ifndef HVD_SPARSE_BINDINGS_OWN_PROCESS_H_
-#define HVD_SPARSE_BINDINGS_OWN_PROCESS_H_
+#pragma once
 
 #include <unistd.h>
 
@@ -25,5 +24,3 @@ template <typename T>
 using OwnProcessPointer = std::unique_ptr<T, OwnProcessDelete<T>>;
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_BINDINGS_OWN_PROCESS_H_

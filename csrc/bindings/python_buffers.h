@@ -1,15 +1,13 @@
 /// Conversions of memory and number types from Python: memory is passed as addresses, never as a
 /// framework's objects.
 
-#ifndef HVD_SPARSE_BINDINGS_PYTHON_BUFFERS_H_
-#define HVD_SPARSE_BINDINGS_PYTHON_BUFFERS_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
 #include <string>
 #include <tuple>
 
-#include "csrc/base/device.h"
 #include "csrc/base/error.h"
 #include "csrc/base/types.h"
 #include "csrc/sparsifiers/sparsifier.h"
@@ -61,5 +59,3 @@ inline Device DeviceFrom(const std::string& name) {
 }
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_BINDINGS_PYTHON_BUFFERS_H_

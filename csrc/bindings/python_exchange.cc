@@ -166,7 +166,7 @@ void BindExchange(py::module_& m) {
              std::string sparsifier, SparsifierOptions sparsifier_options, std::string collective,
              const std::map<std::string, double>& collective_options, bool packed,
              const std::string& values, const std::string& device) {
-            const bool is_sparse = FindCollective(collective).AsSparse() != nullptr;
+            const bool is_sparse = FindCollective(collective).IsSparse();
             return self.AddBucket(
                 {std::move(name),
                  std::move(gradient_numels),

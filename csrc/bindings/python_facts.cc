@@ -6,7 +6,6 @@
 
 #include <string>
 
-#include "csrc/base/route.h"
 #include "csrc/base/sparse_block.h"
 #include "csrc/base/types.h"
 #include "csrc/bindings/python_buffers.h"
@@ -25,12 +24,12 @@ namespace hvd_sparse {
 void BindFacts(py::module_& m) {
   m.def("sparsifiers", &SparsifierNames);
 
-  py::class_<CollectiveFacts>(m, "CollectiveFacts", "A collective's name and guarantees.")
-      .def_readonly("name", &CollectiveFacts::name)
-      .def_readonly("delivers_all", &CollectiveFacts::delivers_all)
-      .def_readonly("is_exact", &CollectiveFacts::is_exact)
-      .def_readonly("is_sparse", &CollectiveFacts::is_sparse);
-  m.def("collective_facts", &AllCollectiveFacts);
+  py::class_<Collective>(m, "CollectiveFacts", "A collective's name and guarantees.")
+      .def_readonly("name", &Collective::name)
+      .def_readonly("delivers_all", &Collective::delivers_all)
+      .def_readonly("is_exact", &Collective::is_exact)
+      .def_property_readonly("is_sparse", &Collective::IsSparse);
+  m.def("collective_facts", &AllCollectives);
   m.def("collectives", &CollectiveNames);
   m.def(
       "sums_nodes",

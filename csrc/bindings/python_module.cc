@@ -13,10 +13,9 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/base/buffer.h"
 #include "csrc/base/error.h"
-#include "csrc/base/exit_within.h"
-#include "csrc/base/huge_pages.h"
-#include "csrc/base/warn.h"
+#include "csrc/base/process.h"
 #include "csrc/bindings/python_buffers.h"
 #include "csrc/devices/devices_for.h"
 #include "csrc/devices/kernels_for.h"

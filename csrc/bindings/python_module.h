@@ -1,7 +1,6 @@
 /// The parts of hvd_sparse._core; each function adds its part's names to the module.
 
-#ifndef HVD_SPARSE_BINDINGS_PYTHON_MODULE_H_
-#define HVD_SPARSE_BINDINGS_PYTHON_MODULE_H_
+#pragma once
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -37,5 +36,3 @@ void BindEngine(pybind11::module_& m);    ///< step engines; call after BindExch
 void BindDriver(pybind11::module_& m);    ///< step drivers; call after BindEngine
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_BINDINGS_PYTHON_MODULE_H_

@@ -19,11 +19,10 @@
 #include "csrc/base/error.h"
 #include "csrc/bindings/python_buffers.h"
 #include "csrc/devices/kernels_for.h"
-#include "csrc/devices/stream_work_for.h"
 #include "csrc/kernels/kernels.h"
 #include "csrc/kernels/stream_work.h"
 #include "csrc/sparsifiers/sparsifier.h"
-#include "csrc/wire/dense_coding.h"
+#include "csrc/wire/value_coding.h"
 
 namespace py = pybind11;
 
@@ -210,7 +209,9 @@ void BindStreamWork(py::module_& m) {
   m.def(
       "merge_work",
       [](const SparseBlock& own, const SparseBlock& theirs, std::int64_t k,
-         const std::string& device) { return MergeWorkOn(DeviceFrom(device), own, theirs, k); },
+         const std::string& device) {
+        return StreamWorkOn(DeviceFrom(device), &StreamWorkMakers::merge, own, theirs, k);
+      },
       py::arg("own"), py::arg("theirs"), py::kw_only(), py::arg("k"), py::arg("device"),
       "The k largest of the union of two blocks, all on the device.");
 
@@ -218,8 +219,8 @@ void BindStreamWork(py::module_& m) {
       "pass_work",
       [](const PyBuffer& gradient, const PyBuffer& residual, float threshold, std::int64_t k,
          const std::string& device) {
-        return PassWorkOn(DeviceFrom(device), ViewOf(gradient), FloatsOf(residual, "residual"),
-                          threshold, k);
+        return StreamWorkOn(DeviceFrom(device), &StreamWorkMakers::pass, ViewOf(gradient),
+                            FloatsOf(residual, "residual"), threshold, k);
       },
       py::arg("gradient"), py::arg("residual"), py::kw_only(), py::arg("threshold"), py::arg("k"),
       py::arg("device"),
@@ -230,8 +231,8 @@ void BindStreamWork(py::module_& m) {
       "select_work",
       [](const PyBuffer& gradient, const PyBuffer& residual, std::int64_t k,
          const std::string& device) {
-        return SelectWorkOn(DeviceFrom(device), ViewOf(gradient), FloatsOf(residual, "residual"),
-                            k);
+        return StreamWorkOn(DeviceFrom(device), &StreamWorkMakers::select, ViewOf(gradient),
+                            FloatsOf(residual, "residual"), k);
       },
       py::arg("gradient"), py::arg("residual"), py::kw_only(), py::arg("k"), py::arg("device"),
       "A selection of k entries that stays on the device, with the next step's threshold. The "
@@ -247,8 +248,8 @@ void BindStreamWork(py::module_& m) {
           for (const PyBuffer& buffer : buffers) all.push_back(ViewOf(buffer));
           return all;
         };
-        return StepWorkOn(DeviceFrom(device), views(gradients), FloatsOf(residual, "residual"), ks,
-                          views(outputs));
+        return StreamWorkOn(DeviceFrom(device), &StreamWorkMakers::step, views(gradients),
+                            FloatsOf(residual, "residual"), ks, views(outputs));
       },
       py::arg("gradients"), py::arg("residual"), py::arg("outputs"), py::kw_only(), py::arg("ks"),
       py::arg("device"),

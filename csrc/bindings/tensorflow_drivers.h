@@ -1,7 +1,6 @@
 /// The core's interface for TensorFlow ops: numbered drivers, buffers, errors.
 
-#ifndef HVD_SPARSE_BINDINGS_TENSORFLOW_DRIVERS_H_
-#define HVD_SPARSE_BINDINGS_TENSORFLOW_DRIVERS_H_
+#pragma once
 
 #include <unistd.h>
 
@@ -237,5 +236,3 @@ inline HvdSparseBuffer BufferOf(const tf::Tensor& tensor) {
 }
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_BINDINGS_TENSORFLOW_DRIVERS_H_

@@ -4,8 +4,7 @@
 /// kernel the compute stream, and copies for it. In a TensorFlow without GPUs these kernels are
 /// unused and harmless.
 
-#ifndef HVD_SPARSE_BINDINGS_TENSORFLOW_PLACE_H_
-#define HVD_SPARSE_BINDINGS_TENSORFLOW_PLACE_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -88,5 +87,3 @@ class KernelPlace {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_BINDINGS_TENSORFLOW_PLACE_H_

@@ -13,7 +13,7 @@
 
 namespace hvd_sparse {
 
-void Allgather::Run(SparseBlock* block, CollectiveContext& ctx) const {
+void RunAllgather(SparseBlock* block, CollectiveContext& ctx) {
   ctx.Narrow(block, true);
   std::vector<SparseBlock>& blocks = ctx.AllgatherBlocks(block, ctx.capacity, "allgather, round");
   const Verdict verdict = block->header().verdict;

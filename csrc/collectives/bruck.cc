@@ -52,7 +52,9 @@ std::vector<SparseBlock>& CollectiveContext::AllgatherBlocks(SparseBlock* own, s
   const std::int64_t message_capacity = SparseBlock::MessageBytes(room);
   MessageQueue messages(&scratch.messages, message_capacity * ring.size);
   // A single rank sends nothing, and has rounded nothing.
-  messages.Append(Packed(*own, ring.size > 1 ? Content::kSums : Content::kVerbatim, ring.rank));
+  const Content content = ring.size > 1 ? Content::kSums : Content::kVerbatim;
+  if (!wire.IsPlain()) scratch.outgoing.Reserve(own->message_bytes());
+  messages.Append(PackedAt(scratch.outgoing.data(), {ring.rank, own, content}));
 
   int rounds = 0;
   for (int distance = 1; distance < ring.size; distance *= 2) {

@@ -51,7 +51,7 @@ void CheckSpec(const BucketSpec& spec) {
   if (spec.wire.values == Values::kBinary) CheckBinary(spec);
   if (!spec.device.IsCpu()) {
     const Collective& collective = FindCollective(spec.collective);
-    Require(collective.AsSparse() == nullptr || !collective.SumsNodesFirst(), "bucket '", spec.name,
+    Require(!collective.IsSparse() || !collective.sums_nodes_first, "bucket '", spec.name,
             "': collective '", spec.collective,
             "' adds up residuals on the CPU, and takes none on ", spec.device.Name());
   }

@@ -1,14 +1,12 @@
 /// The description of a bucket and the inputs of its steps, with checks that they fit together. All
 /// that runs a step takes these two, on the CPU and on a GPU.
 
-#ifndef HVD_SPARSE_COLLECTIVES_BUCKET_SPEC_H_
-#define HVD_SPARSE_COLLECTIVES_BUCKET_SPEC_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "csrc/base/device.h"
 #include "csrc/base/types.h"
 #include "csrc/collectives/sparse_allreduce.h"
 #include "csrc/sparsifiers/sparsifier.h"
@@ -65,5 +63,3 @@ void CheckGradients(const BucketSpec& spec, const char* argument,
 void CheckLaunch(const BucketSpec& spec, const Launch& launch);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COLLECTIVES_BUCKET_SPEC_H_

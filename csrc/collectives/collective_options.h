@@ -1,8 +1,7 @@
 /// The options of collectives, which a bucket's description carries. An option belongs to the
 /// collective that reads it; the others ignore it.
 
-#ifndef HVD_SPARSE_COLLECTIVES_COLLECTIVE_OPTIONS_H_
-#define HVD_SPARSE_COLLECTIVES_COLLECTIVE_OPTIONS_H_
+#pragma once
 
 #include <map>
 #include <string>
@@ -27,5 +26,3 @@ struct CollectiveOptions {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COLLECTIVES_COLLECTIVE_OPTIONS_H_

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "csrc/base/clock.h"
 #include "csrc/base/error.h"
+#include "csrc/base/process.h"
 #include "csrc/collectives/sparse_allreduce.h"
 #include "csrc/wire/value_coding.h"
 
@@ -40,46 +40,27 @@ void CollectiveContext::Wait() {
 
 void CollectiveContext::Send(const SparseBlock& block, int peer, const std::string& round,
                              Content content) {
-  const Outgoing out = Packed(block, content, peer);
-  Transfer({&out, 1}, {}, round);
+  const BlockOut out{peer, &block, content};
+  MoveBlocks(nullptr, {&out, 1}, {}, round);
 }
 
 void CollectiveContext::Receive(SparseBlock* own, SparseBlock* theirs, std::int64_t room, int peer,
                                 const std::string& round) {
-  Incoming in = Expect(theirs, room, peer);
-  Transfer({}, {&in, 1}, round);
-  Unpack(static_cast<const std::uint8_t*>(in.data), in.bytes, own, theirs, peer);
+  const BlockIn in{peer, theirs, room};
+  MoveBlocks(own, {}, {&in, 1}, round);
 }
 
 void CollectiveContext::Swap(SparseBlock* own, SparseBlock* theirs, std::int64_t room, int peer,
                              const std::string& round) {
-  const Outgoing out = Packed(*own, Content::kSums, peer);
-  Incoming in = Expect(theirs, room, peer);
-  Transfer({&out, 1}, {&in, 1}, round);
-  Unpack(static_cast<const std::uint8_t*>(in.data), in.bytes, own, theirs, peer);
+  const BlockOut out{peer, own};
+  const BlockIn in{peer, theirs, room};
+  MoveBlocks(own, {&out, 1}, {&in, 1}, round);
 }
 
-Outgoing CollectiveContext::Packed(const SparseBlock& block, Content content, int peer) {
-  if (!wire.IsPlain()) scratch.outgoing.Reserve(block.message_bytes());
-  return PackedAt(scratch.outgoing.data(), block, content, peer);
-}
-
-Outgoing CollectiveContext::PackedAt(std::uint8_t* memory, const SparseBlock& block,
-                                     Content content, int peer) const {
-  if (wire.IsPlain()) return {peer, block.message(), block.message_bytes()};
-  return {peer, memory, EncodeBlock(block, wire, content, memory)};
-}
-
-Incoming CollectiveContext::Expect(SparseBlock* theirs, std::int64_t room, int peer) {
-  if (!wire.IsPlain()) scratch.incoming.Reserve(SparseBlock::MessageBytes(room));
-  return ExpectAt(scratch.incoming.data(), theirs, room, peer);
-}
-
-Incoming CollectiveContext::ExpectAt(std::uint8_t* memory, SparseBlock* theirs, std::int64_t room,
-                                     int peer) const {
-  theirs->Reset(room);
-  if (wire.IsPlain()) return {peer, theirs->message(), theirs->max_message_bytes()};
-  return {peer, memory, theirs->max_message_bytes()};
+Outgoing CollectiveContext::PackedAt(std::uint8_t* memory, const BlockOut& out) const {
+  const SparseBlock& block = *out.block;
+  if (wire.IsPlain()) return {out.peer, block.message(), block.message_bytes()};
+  return {out.peer, memory, EncodeBlock(block, wire, out.content, memory)};
 }
 
 void CollectiveContext::Unpack(const std::uint8_t* message, std::int64_t bytes, SparseBlock* own,
@@ -136,24 +117,26 @@ void CollectiveContext::KeepErrorsOf(const SparseBlock& block, bool survived_onl
 void CollectiveContext::MoveBlocks(SparseBlock* own, Span<const BlockOut> out,
                                    Span<const BlockIn> in, const std::string& round) {
   // In a format that is not plain, messages lie back to back in the scratch memory.
+  const bool plain = wire.IsPlain();
   std::int64_t sent_bytes = 0, received_bytes = 0;
-  for (const auto& [peer, block] : out) sent_bytes += block->message_bytes();
-  for (const auto& [peer, block, room] : in) received_bytes += SparseBlock::MessageBytes(room);
-  if (!wire.IsPlain()) {
+  for (const BlockOut& one : out) sent_bytes += one.block->message_bytes();
+  for (const BlockIn& one : in) received_bytes += SparseBlock::MessageBytes(one.room);
+  if (!plain) {
     scratch.outgoing.Reserve(sent_bytes);
     scratch.incoming.Reserve(received_bytes);
   }
   std::uint8_t* to = scratch.outgoing.data();
   std::vector<Outgoing> outgoing;
-  for (const auto& [peer, block] : out) {
-    outgoing.push_back(PackedAt(to, *block, Content::kSums, peer));
-    if (!wire.IsPlain()) to += block->message_bytes();
+  for (const BlockOut& one : out) {
+    outgoing.push_back(PackedAt(to, one));
+    if (!plain) to += one.block->message_bytes();
   }
   std::uint8_t* from = scratch.incoming.data();
   std::vector<Incoming> incoming;
   for (const auto& [peer, block, room] : in) {
-    incoming.push_back(ExpectAt(from, block, room, peer));
-    if (!wire.IsPlain()) from += SparseBlock::MessageBytes(room);
+    block->Reset(room);
+    incoming.push_back({peer, plain ? block->message() : from, block->max_message_bytes()});
+    if (!plain) from += SparseBlock::MessageBytes(room);
   }
   Transfer(outgoing, incoming, round);
   for (std::int64_t i = 0; i < in.size; ++i) {

@@ -4,8 +4,7 @@
 /// of addition: x + -0.0 has the bits of x for every x, +0.0 and -0.0 included. So a sum has the
 /// same bits whether it was added up in this form or in blocks.
 
-#ifndef HVD_SPARSE_COLLECTIVES_DENSE_BLOCK_H_
-#define HVD_SPARSE_COLLECTIVES_DENSE_BLOCK_H_
+#pragma once
 
 #include <cstdint>
 
@@ -72,5 +71,3 @@ class DenseBlock {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COLLECTIVES_DENSE_BLOCK_H_

@@ -55,8 +55,8 @@ Statement Read(const StatementMessage& message) {
           TextOf(message.description)};
 }
 
-Wish WishFrom(const char* variable) {
-  const char* value = std::getenv(variable);
+Wish WishFrom(const std::string& variable) {
+  const char* value = std::getenv(variable.c_str());
   const std::string text = value == nullptr ? "" : value;
   if (text.empty() || text == "0") return Wish::kNever;
   Require(text == "auto" || text == "1", variable, " must be 0, auto, 1 or unset, got '", text,
@@ -82,7 +82,7 @@ std::string WhyNot(const GpuTransportOption& option, const std::vector<Statement
     if (!ranks[rank].problem.empty()) return Concat("rank ", rank, ": ", ranks[rank].problem);
     descriptions.push_back(ranks[rank].description);
   }
-  return option.WhyNot(descriptions);
+  return option.why_not(descriptions);
 }
 
 Decision Refusal(ErrorKind kind, const std::string& text) {
@@ -109,7 +109,7 @@ Decision Decide(const GpuTransportOptions& table, const std::vector<std::vector<
     std::string problem = WhyNot(option, said[m]);
     if (problem.empty() && is_wanted) {
       try {
-        decision.invitation = option.Invite();
+        decision.invitation = option.invite();
         decision.chosen = static_cast<int>(m);
       } catch (const Error& error) {
         problem = Concat("rank 0: ", error.what());
@@ -124,8 +124,8 @@ Decision Decide(const GpuTransportOptions& table, const std::vector<std::vector<
       return Refusal(ErrorKind::kUnavailable, RequiredButUnavailable(option, problem));
     }
     if (!is_wanted || some_wish(Wish::kNever)) continue;  // needs no warning
-    unmet += Concat(unmet.empty() ? "" : "; ", option.Name(), " is not used: ", problem, " (",
-                    option.Variable(), "=auto)");
+    unmet += Concat(unmet.empty() ? "" : "; ", option.name, " is not used: ", problem, " (",
+                    option.variable, "=auto)");
   }
   Put(unmet, decision.text);
   return decision;
@@ -172,17 +172,17 @@ Statement StatementOf(const GpuTransportOption& option, const std::string& memor
                       int device) {
   Statement statement;
   try {
-    statement.wish = WishFrom(option.Variable());
+    statement.wish = WishFrom(option.variable);
   } catch (const Error& error) {
     statement.error = error.what();
     return statement;
   }
   if (statement.wish == Wish::kNever) {
-    statement.problem = Concat(option.Variable(), " is neither auto nor 1");
+    statement.problem = Concat(option.variable, " is neither auto nor 1");
     return statement;
   }
   try {
-    statement.description = option.Describe(memory_problem, device);
+    statement.description = option.describe(memory_problem, device);
   } catch (const Error& error) {
     statement.problem = error.what();
   }
@@ -190,8 +190,7 @@ Statement StatementOf(const GpuTransportOption& option, const std::string& memor
 }
 
 std::string RequiredButUnavailable(const GpuTransportOption& option, const std::string& problem) {
-  return Concat(option.Variable(), "=1 asks for ", option.Name(),
-                ", which cannot be used: ", problem);
+  return Concat(option.variable, "=1 asks for ", option.name, ", which cannot be used: ", problem);
 }
 
 DeviceAgreement AgreeOnGpuTransport(Communicator* comm, const GpuTransportOptions& table,

@@ -4,8 +4,7 @@
 /// it has and what its user wants, in the exchange's own messages; rank 0 decides and sends all
 /// ranks the same decision.
 
-#ifndef HVD_SPARSE_COLLECTIVES_DEVICE_AGREEMENT_H_
-#define HVD_SPARSE_COLLECTIVES_DEVICE_AGREEMENT_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -30,11 +29,11 @@ struct Statement {
   Wish wish = Wish::kNever;
   std::string error;        ///< why the variable's value is invalid; empty if it is valid
   std::string problem;      ///< why this rank does not use the option; empty if it can
-  std::string description;  ///< see GpuTransportOption::Describe
+  std::string description;  ///< see GpuTransportOption::describe
 };
 
 /// Returns this process's statement about `option`, for gradients on `device`. Tries the option
-/// (GpuTransportOption::Describe) only if the user asks for it. Does not throw: errors are in the
+/// (GpuTransportOption::describe) only if the user asks for it. Does not throw: errors are in the
 /// statement.
 Statement StatementOf(const GpuTransportOption& option, const std::string& memory_problem,
                       int device);
@@ -62,5 +61,3 @@ DeviceAgreement AgreeOnGpuTransport(Communicator* comm, const GpuTransportOption
                                     const std::vector<Statement>& own);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COLLECTIVES_DEVICE_AGREEMENT_H_

@@ -12,14 +12,12 @@
 /// copy, which is updated if the framework passes other values than it last received, and copied
 /// back when a step has arrived.
 
-#ifndef HVD_SPARSE_COLLECTIVES_DEVICE_STEP_H_
-#define HVD_SPARSE_COLLECTIVES_DEVICE_STEP_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "csrc/base/device.h"
 #include "csrc/base/types.h"
 #include "csrc/base/verdict.h"
 #include "csrc/collectives/bucket_spec.h"
@@ -72,5 +70,3 @@ class DeviceStep {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COLLECTIVES_DEVICE_STEP_H_

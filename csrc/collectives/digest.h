@@ -4,8 +4,7 @@
 /// descending order (order statistics). From all digests every rank derives the same bound, and at
 /// least k entries reach it. Magnitudes are compared as bits, as everywhere else.
 
-#ifndef HVD_SPARSE_COLLECTIVES_DIGEST_H_
-#define HVD_SPARSE_COLLECTIVES_DIGEST_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -66,5 +65,3 @@ Bound FindBound(Span<const std::uint32_t> digests, const std::vector<std::int64_
 std::int64_t KeptOf(int rank, const Bound& bound, std::int64_t k, const DigestScratch& scratch);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COLLECTIVES_DIGEST_H_

@@ -1,8 +1,7 @@
 /// The network between the devices of an exchange's ranks, and the work that runs over it: a
 /// collective for blocks in CPU memory, and whole steps of gradients that lie on the device.
 
-#ifndef HVD_SPARSE_COLLECTIVES_GPU_COLLECTIVES_H_
-#define HVD_SPARSE_COLLECTIVES_GPU_COLLECTIVES_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -21,7 +20,7 @@ class DeviceReduce {
  public:
   virtual ~DeviceReduce() = default;
 
-  /// Like SparseAllreduce::Run of gtopk, bit for bit, for blocks that were trimmed to ctx.k entries
+  /// Like RunGTopK, bit for bit, for blocks that were trimmed to ctx.k entries
   /// and a wire format that is plain or packs indices only. The CPU waits once for all rounds, or,
   /// where it moves the messages itself, once per round.
   ///
@@ -61,5 +60,3 @@ struct DeviceConnection {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COLLECTIVES_GPU_COLLECTIVES_H_

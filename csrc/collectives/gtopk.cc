@@ -24,6 +24,25 @@
 /// Shi et al., "A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low
 /// Bandwidth Networks", ICDCS 2019, https://arxiv.org/abs/1901.04359; recursive doubling instead of
 /// its tree and broadcast, any P, and the survived bits are ours.
+///
+/// Hierarchical is gTop-k between nodes, and dense inside a node.
+///
+///     the L ranks of a node add up their residuals, gradients included; each owns a shard
+///     an owner selects from its shard and runs gtopk with its owners on the other nodes
+///     the finished shards go to all ranks of the node
+///
+/// Rounds, for N = P / L nodes: L - 1 on the node, those of gtopk between N ranks, ceil(log2 L) on
+/// the node. Sent by each rank: 4 d (L - 1) / L and 8 k (L - 1) / L bytes inside the node, and
+/// 8 (k / L) log2 N between nodes (+ headers): 1 / L of what gtopk's rounds send there.
+/// Use it where a node's ranks share one network card, and talk to each other much faster than
+/// through it.
+///
+/// Entries are selected from the sum of a node, not from each rank's own residual: up to k of N
+/// sums instead of k of P gradients, so the result is nearer to the exact top-k. Entries that were
+/// not delivered stay with the owner of their shard. With one rank on a node this is gtopk, bit for
+/// bit; on one node alone, the exact selection from the whole sum.
+///
+/// The part inside a node is csrc/exchange/node_sum.cc.
 
 #include <algorithm>
 #include <cmath>
@@ -34,19 +53,14 @@
 
 namespace hvd_sparse {
 
-std::int64_t GTopK::KeptBeforeTheLast(std::int64_t k, std::int64_t numel,
-                                      const CollectiveOptions& options) {
+std::int64_t KeptBeforeTheLast(std::int64_t k, std::int64_t numel,
+                               const CollectiveOptions& options) {
   const double kept = std::ceil(options.slack * static_cast<double>(k));
   if (kept >= static_cast<double>(numel)) return std::max(k, numel);
   return static_cast<std::int64_t>(kept);
 }
 
-void GTopK::Trim(std::int64_t k, Span<float> residual, const Kernels& kernels,
-                 SparseBlock* selected) const {
-  selected->Finish(kernels.KeepTopK(k, 0, selected->count(), selected, residual));
-}
-
-void GTopK::Run(SparseBlock* block, CollectiveContext& ctx) const {
+void RunGTopK(SparseBlock* block, CollectiveContext& ctx) {
   const FoldedCube cube{ctx.comm.Rank(), ctx.comm.Size()};
   SparseBlock& theirs = ctx.scratch.theirs;
   const std::int64_t kept = KeptBeforeTheLast(ctx.k, ctx.numel, ctx.options),

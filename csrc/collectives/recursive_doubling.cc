@@ -41,21 +41,13 @@ class RunningSum {
 
   /// Sends the sum, which holds the blocks of at most `ranks` ranks.
   void Send(int peer, int ranks, Content content, const std::string& round) {
-    if (MayBeDense(ranks)) {
-      const Outgoing out{peer, &form_, sizeof(form_)};
-      ctx_.Transfer({&out, 1}, {}, round);
-    }
+    Announce(peer, ranks, /*sends=*/true, /*receives=*/false, round);
     SendWhole(peer, content, round);
   }
 
   /// Receives the peer's sum, of at most `ranks` ranks; it is then in `theirs`.
   void Receive(int peer, int ranks, const std::string& round) {
-    their_form_ = Form::kSparse;
-    if (MayBeDense(ranks)) {
-      Incoming in{peer, &their_form_, sizeof(their_form_)};
-      ctx_.Transfer({}, {&in, 1}, round);
-      CheckForm(in.bytes, peer);
-    }
+    Announce(peer, ranks, /*sends=*/false, /*receives=*/true, round);
     ReceiveWhole(peer, ranks, round);
   }
 
@@ -67,13 +59,7 @@ class RunningSum {
 
   /// Sends to and receives from the same peer.
   void Swap(int peer, int ranks, const std::string& round) {
-    their_form_ = Form::kSparse;
-    if (MayBeDense(ranks)) {
-      const Outgoing out{peer, &form_, sizeof(form_)};
-      Incoming in{peer, &their_form_, sizeof(their_form_)};
-      ctx_.Transfer({&out, 1}, {&in, 1}, round);
-      CheckForm(in.bytes, peer);
-    }
+    Announce(peer, ranks, /*sends=*/true, /*receives=*/true, round);
     if (form_ != their_form_) {  // one after the other; the dense side receives first
       if (form_ == Form::kSparse) SendWhole(peer, Content::kSums, round);
       ReceiveWhole(peer, ranks, round);
@@ -140,9 +126,16 @@ class RunningSum {
     form_ = Form::kDense;
   }
 
-  void CheckForm(std::int64_t bytes, int peer) const {
+  /// Tells the peer in which form a sum of `ranks` ranks comes, and learns that of theirs, unless
+  /// none can be dense.
+  void Announce(int peer, int ranks, bool sends, bool receives, const std::string& round) {
+    their_form_ = Form::kSparse;
+    if (!MayBeDense(ranks)) return;
+    const Outgoing out{peer, &form_, sizeof(form_)};
+    Incoming in{peer, &their_form_, sizeof(their_form_)};
+    ctx_.Transfer({&out, sends ? 1 : 0}, {&in, receives ? 1 : 0}, round);
     const bool known = their_form_ == Form::kSparse || their_form_ == Form::kDense;
-    if (bytes == sizeof(their_form_) && known) return;
+    if (!receives || (in.bytes == sizeof(their_form_) && known)) return;
     Throw(ErrorKind::kDisagreement, "the ranks disagree: in ", ctx_.what, " rank ",
           ctx_.comm.RankInExchange(peer),
           " does not say in which form its sum comes: do all ranks use the same density?");
@@ -184,7 +177,7 @@ class RunningSum {
 
 }  // namespace
 
-void RecursiveDoubling::Run(SparseBlock* block, CollectiveContext& ctx) const {
+void RunRecursiveDoubling(SparseBlock* block, CollectiveContext& ctx) {
   const FoldedCube cube{ctx.comm.Rank(), ctx.comm.Size()};
   RunningSum sum(block, &ctx);
 

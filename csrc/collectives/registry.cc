@@ -1,56 +1,38 @@
 /// The collectives by name.
 
-#include <array>
-#include <utility>
-
 #include "csrc/base/error.h"
 #include "csrc/collectives/collectives.h"
 
 namespace hvd_sparse {
-namespace {
 
-using Entry = std::pair<const char*, const Collective*>;
-
-const Allgather kAllgather;
-const GTopK kGTopK;
-const Hierarchical kHierarchical;
-const RecursiveDoubling kRecursiveDoubling;
-const ShardSums kShardSum;
-const SplitAllgather kSplitAllgather;
-
-const std::array kRegistry = {
-    Entry{"allgather", &kAllgather},       Entry{"gtopk", &kGTopK},
-    Entry{"hierarchical", &kHierarchical}, Entry{"recursive_doubling", &kRecursiveDoubling},
-    Entry{"shard_sum", &kShardSum},        Entry{"split_allgather", &kSplitAllgather},
-};
-
-}  // namespace
-
-std::vector<CollectiveFacts> AllCollectiveFacts() {
-  std::vector<CollectiveFacts> facts;
-  facts.reserve(kRegistry.size());
-  for (const auto& [name, collective] : kRegistry) {
-    facts.push_back({name, collective->DeliversAll(), collective->IsExact(),
-                     collective->AsSparse() != nullptr});
-  }
-  return facts;
+const std::vector<Collective>& AllCollectives() {
+  static const std::vector<Collective> all = {
+      // name, delivers_all, is_exact, sums_nodes_first, trims, run
+      {"allgather", true, true, false, false, RunAllgather},
+      {"gtopk", false, false, false, true, RunGTopK},
+      {"hierarchical", false, false, true, true, RunGTopK},
+      {"recursive_doubling", true, true, false, false, RunRecursiveDoubling},
+      {"shard_sum", true, true, true, false, nullptr},
+      {"split_allgather", false, true, false, false, RunSplitAllgather},
+  };
+  return all;
 }
 
 std::vector<std::string> CollectiveNames() {
   std::vector<std::string> names;
-  for (const auto& [name, collective] : kRegistry) {
-    if (collective->AsSparse() != nullptr) names.emplace_back(name);
+  for (const Collective& one : AllCollectives()) {
+    if (one.IsSparse()) names.push_back(one.name);
   }
   return names;
 }
 
-const Collective& FindCollective(const std::string& wanted) {
+const Collective& FindCollective(const std::string& name) {
   std::string known;
-  for (const auto& [name, collective] : kRegistry) {
-    if (wanted == name) return *collective;
-    known += known.empty() ? name : std::string(", ") + name;
+  for (const Collective& one : AllCollectives()) {
+    if (name == one.name) return one;
+    known += Concat(known.empty() ? "" : ", ", one.name);
   }
-  Throw(ErrorKind::kInvalidArgument, "collective must be one of ", known, "; got '", wanted, "'");
+  Throw(ErrorKind::kInvalidArgument, "collective must be one of ", known, "; got '", name, "'");
 }
 
 }  // namespace hvd_sparse

@@ -20,8 +20,7 @@
 /// networks", 2016, https://arxiv.org/abs/1611.04255 (Linear Pipelining), whose chain became P
 /// shards here.
 
-#ifndef HVD_SPARSE_COLLECTIVES_SHARD_SUM_H_
-#define HVD_SPARSE_COLLECTIVES_SHARD_SUM_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -121,5 +120,3 @@ class ShardSum {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COLLECTIVES_SHARD_SUM_H_

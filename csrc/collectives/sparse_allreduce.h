@@ -2,8 +2,7 @@
 ///
 /// docs/contributing.md says how to add one. The tests of the laws find it through the registry.
 
-#ifndef HVD_SPARSE_COLLECTIVES_SPARSE_ALLREDUCE_H_
-#define HVD_SPARSE_COLLECTIVES_SPARSE_ALLREDUCE_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -44,6 +43,7 @@ struct CollectiveScratch {
 struct BlockOut {
   int peer;
   const SparseBlock* block;
+  Content content = Content::kSums;
 };
 struct BlockIn {
   int peer;
@@ -163,88 +163,61 @@ struct CollectiveContext {
   /// Drops all but the `count` largest entries of a block.
   void KeepTopK(SparseBlock* block, std::int64_t count) const;
 
-  /// Returns the message of a finished block; valid until the next call.
-  Outgoing Packed(const SparseBlock& block, Content content, int peer);
+  /// Returns the message of a finished block, in `memory` unless the format is plain.
+  Outgoing PackedAt(std::uint8_t* memory, const BlockOut& out) const;
 
   /// Parses a message of `peer` into `theirs`, which was reset to the room that it may take, and
   /// checks it: positions ascend within the bucket, values are finite unless the verdict is not,
   /// and Agree holds. `message` may be the block's own memory.
   void Unpack(const std::uint8_t* message, std::int64_t bytes, SparseBlock* own,
               SparseBlock* theirs, int peer) const;
-
- private:
-  /// Returns the buffer for the next message, which Unpack parses into `theirs`.
-  Incoming Expect(SparseBlock* theirs, std::int64_t room, int peer);
-
-  /// Like Packed and Expect, but in the given memory, which a plain format does not use.
-  Outgoing PackedAt(std::uint8_t* memory, const SparseBlock& block, Content content,
-                    int peer) const;
-  Incoming ExpectAt(std::uint8_t* memory, SparseBlock* theirs, std::int64_t room, int peer) const;
 };
 
 /// Sets the survived bit of every entry.
 void MarkSurvived(SparseBlock* block);
 
-class SparseAllreduce;
-
 /// A way to add up the ranks' gradients, and its guarantees.
-class Collective {
- public:
-  virtual ~Collective() = default;
+struct Collective {
+  std::string name;
+  /// True if every selected entry is delivered, on every rank.
+  bool delivers_all;
+  /// True if every entry of the result is the sum over all ranks that selected it, and no larger
+  /// sum was left out.
+  bool is_exact;
+  /// True if the ranks of a node add up their residuals first, before they select or sum over the
+  /// nodes: a rank then has its shard of the node's sum, and exchanges it with the owners of that
+  /// shard, one on each node. See csrc/exchange/node_step.h and dense_node_step.h.
+  bool sums_nodes_first;
+  /// True if a rank sends no more than the entries that are asked for: see Trim.
+  bool trims;
+  /// Replaces this rank's selected block, finished and trimmed, by the sum over all ranks. Its
+  /// positions and values are bitwise equal on all ranks; the index of an entry carries the
+  /// survived bit if this rank's own value is part of the sum. header().verdict is the worst of
+  /// all ranks. Null if all entries are summed (see shard_sum.h).
+  void (*run)(SparseBlock* block, CollectiveContext& ctx);
 
-  /// Returns true if every selected entry is delivered, on every rank.
-  virtual bool DeliversAll() const = 0;
-
-  /// Returns true if every entry of the result is the sum over all ranks that selected it, and no
-  /// larger sum was left out.
-  virtual bool IsExact() const = 0;
-
-  /// Returns true if the ranks of a node add up their residuals first, before they select or sum
-  /// over the nodes: a rank then has its shard of the node's sum, and exchanges it with the owners
-  /// of that shard, one on each node. See csrc/exchange/node_step.h and dense_node_step.h.
-  virtual bool SumsNodesFirst() const { return false; }
-
-  /// Returns the collective of selected blocks; null if all entries are summed (see shard_sum.h).
-  virtual const SparseAllreduce* AsSparse() const { return nullptr; }
+  /// True if it takes selected blocks.
+  bool IsSparse() const { return run != nullptr; }
 
   /// Returns true if it sums nodes first among `size` ranks with `local_size` on each node: a dense
   /// sum does so only if there are several nodes of several ranks.
   bool SumsNodesAmong(int size, int local_size) const {
-    return SumsNodesFirst() && (AsSparse() != nullptr || (1 < local_size && local_size < size));
+    return sums_nodes_first && (IsSparse() || (1 < local_size && local_size < size));
   }
-};
-
-class SparseAllreduce : public Collective {
- public:
-  const SparseAllreduce* AsSparse() const final { return this; }
 
   /// Cuts a finished selection to the entries that this collective sends when it is asked for k.
   /// Dropped entries return to the residual.
-  virtual void Trim(std::int64_t /*k*/, Span<float> /*residual*/, const Kernels& /*kernels*/,
-                    SparseBlock* /*selected*/) const {}
-
-  /// Replaces this rank's selected block, finished and trimmed, by the sum over all ranks. Its
-  /// positions and values are bitwise equal on all ranks; the index of an entry carries the
-  /// survived bit if this rank's own value is part of the sum. header().verdict is the worst of
-  /// all ranks.
-  virtual void Run(SparseBlock* block, CollectiveContext& ctx) const = 0;
+  void Trim(std::int64_t k, Span<float> residual, const Kernels& kernels,
+            SparseBlock* selected) const {
+    if (trims) selected->Finish(kernels.KeepTopK(k, 0, selected->count(), selected, residual));
+  }
 };
 
-/// A collective's name and guarantees, as its class states them.
-struct CollectiveFacts {
-  std::string name;
-  bool delivers_all, is_exact;
-  bool is_sparse;  ///< takes selected blocks
-};
-
-/// Returns the facts of all collectives, or the names of the sparse ones, in the order of the
-/// registry.
-std::vector<CollectiveFacts> AllCollectiveFacts();
+/// Returns all collectives, or the names of the sparse ones, in the order of the registry.
+const std::vector<Collective>& AllCollectives();
 std::vector<std::string> CollectiveNames();
 
 /// Returns the collective of that name; throws InvalidArgument, naming those that exist.
 const Collective& FindCollective(const std::string& name);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COLLECTIVES_SPARSE_ALLREDUCE_H_

@@ -283,7 +283,7 @@ class SplitRun {
 
 }  // namespace
 
-void SplitAllgather::Run(SparseBlock* block, CollectiveContext& ctx) const {
+void RunSplitAllgather(SparseBlock* block, CollectiveContext& ctx) {
   if (ctx.comm.Size() == 1) return MarkSurvived(block);
   SplitRun(block, &ctx).Run();
 }

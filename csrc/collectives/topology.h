@@ -1,7 +1,6 @@
 /// Pure arithmetic on ranks.
 
-#ifndef HVD_SPARSE_COLLECTIVES_TOPOLOGY_H_
-#define HVD_SPARSE_COLLECTIVES_TOPOLOGY_H_
+#pragma once
 
 #include <algorithm>
 
@@ -40,5 +39,3 @@ struct BruckRing {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COLLECTIVES_TOPOLOGY_H_

@@ -4,8 +4,7 @@
 /// (handshake.h) is a guest. The number of guests and their time are limited, so strangers cannot
 /// use up the descriptors of this process. The port closes once the last expected rank is admitted.
 
-#ifndef HVD_SPARSE_COMM_ADMISSION_H_
-#define HVD_SPARSE_COMM_ADMISSION_H_
+#pragma once
 
 #include <poll.h>
 
@@ -61,5 +60,3 @@ class Admission {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COMM_ADMISSION_H_

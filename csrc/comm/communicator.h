@@ -3,8 +3,7 @@
 /// An exchange owns its communicator, so two exchanges never see each other's messages. Between a
 /// pair of ranks messages arrive in the order in which they were sent.
 
-#ifndef HVD_SPARSE_COMM_COMMUNICATOR_H_
-#define HVD_SPARSE_COMM_COMMUNICATOR_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -92,5 +91,3 @@ class Communicator {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COMM_COMMUNICATOR_H_

@@ -4,8 +4,7 @@
 /// in programs started by exec; children that only fork (data loader workers) close it in a
 /// pthread_atfork handler.
 
-#ifndef HVD_SPARSE_COMM_DESCRIPTOR_H_
-#define HVD_SPARSE_COMM_DESCRIPTOR_H_
+#pragma once
 
 #include <functional>
 
@@ -36,5 +35,3 @@ class Descriptor {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COMM_DESCRIPTOR_H_

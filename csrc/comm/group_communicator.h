@@ -3,8 +3,7 @@
 /// A view: messages are sent over the whole communicator, and a failure ends the exchange on all
 /// its ranks. While a group is in use, its ranks must not use the whole communicator.
 
-#ifndef HVD_SPARSE_COMM_GROUP_COMMUNICATOR_H_
-#define HVD_SPARSE_COMM_GROUP_COMMUNICATOR_H_
+#pragma once
 
 #include <deque>
 #include <string>
@@ -50,5 +49,3 @@ class GroupCommunicator final : public Communicator {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COMM_GROUP_COMMUNICATOR_H_

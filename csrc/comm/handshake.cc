@@ -22,18 +22,8 @@ constexpr char kAdmitted = 'a';
 
 std::string RankBytes(int rank) {
   std::string bytes;
-  for (unsigned shift = 0; shift < 32; shift += 8) {
-    bytes.push_back(static_cast<char>(static_cast<std::uint32_t>(rank) >> shift));
-  }
+  Append(static_cast<std::uint32_t>(rank), &bytes);
   return bytes;
-}
-
-int RankIn(const std::string& hello) {
-  std::uint32_t rank = 0;
-  for (unsigned i = 0; i < 4; ++i) {
-    rank |= static_cast<std::uint32_t>(static_cast<unsigned char>(hello[i])) << 8 * i;
-  }
-  return static_cast<int>(rank);
 }
 
 /// The inputs of both proofs of a handshake.
@@ -70,9 +60,7 @@ Reading ReadUpTo(std::size_t size, const Descriptor& socket, std::string* bytes)
       bytes->append(buffer, static_cast<std::size_t>(got));
       continue;
     }
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
-      return Reading::kNotYet;
-    }
+    if (got < 0 && MeansLater(errno)) return Reading::kNotYet;
     if (got == 0) errno = 0;
     return Reading::kBroken;
   }
@@ -140,7 +128,7 @@ HandshakeStatus ListenerHandshake::Advance() {
     const Reading reading = ReadUpTo(kHelloBytes, socket_, &received_);
     if (reading == Reading::kNotYet) return HandshakeStatus::kUnderWay;
     if (reading == Reading::kBroken) return HandshakeStatus::kFailed;
-    caller_ = RankIn(received_);
+    caller_ = static_cast<int>(NumberAt<std::uint32_t>(received_, 0));
     const std::string nonce = RandomBytes(kNonceBytes);
     const Proofs proofs{key_, RankBytes(caller_) + RankBytes(listener_),
                         received_.substr(sizeof(std::uint32_t)) + nonce, AddressOfSelf(socket_)};

@@ -15,8 +15,7 @@
 ///
 /// Nothing here blocks: a handshake advances as far as the bytes received so far allow.
 
-#ifndef HVD_SPARSE_COMM_HANDSHAKE_H_
-#define HVD_SPARSE_COMM_HANDSHAKE_H_
+#pragma once
 
 #include <cstddef>
 #include <string>
@@ -94,5 +93,3 @@ class ListenerHandshake {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COMM_HANDSHAKE_H_

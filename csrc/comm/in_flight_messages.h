@@ -8,8 +8,7 @@
 /// ranks wait for each other: rounds have been seen to take several times as long as their bytes
 /// need.
 
-#ifndef HVD_SPARSE_COMM_IN_FLIGHT_MESSAGES_H_
-#define HVD_SPARSE_COMM_IN_FLIGHT_MESSAGES_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
@@ -39,5 +38,3 @@ class InFlightMessages {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COMM_IN_FLIGHT_MESSAGES_H_

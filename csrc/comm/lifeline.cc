@@ -23,8 +23,8 @@
 #include <thread>
 #include <vector>
 
-#include "csrc/base/signals_blocked.h"
-#include "csrc/base/warn.h"
+#include "csrc/base/error.h"
+#include "csrc/base/process.h"
 #include "csrc/comm/lifeline_rendezvous.h"
 #include "csrc/comm/lifeline_verdict.h"
 

@@ -13,8 +13,7 @@
 /// Once rank 0 has left nobody relays records, and the others learn only that rank 0 left. Forked
 /// children of a rank hold no connection open; in them a lifeline does nothing.
 
-#ifndef HVD_SPARSE_COMM_LIFELINE_H_
-#define HVD_SPARSE_COMM_LIFELINE_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -94,5 +93,3 @@ class Lifeline {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COMM_LIFELINE_H_

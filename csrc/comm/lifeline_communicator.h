@@ -1,7 +1,6 @@
 /// The base of communicators between processes, whose failures a lifeline reports.
 
-#ifndef HVD_SPARSE_COMM_LIFELINE_COMMUNICATOR_H_
-#define HVD_SPARSE_COMM_LIFELINE_COMMUNICATOR_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -52,5 +51,3 @@ class LifelineCommunicator : public Communicator {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COMM_LIFELINE_COMMUNICATOR_H_

@@ -4,8 +4,7 @@
 /// this exchange (handshake.h). No rank starts before all have connected, so if one is missing, or
 /// dies meanwhile, all others report it.
 
-#ifndef HVD_SPARSE_COMM_LIFELINE_RENDEZVOUS_H_
-#define HVD_SPARSE_COMM_LIFELINE_RENDEZVOUS_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -42,5 +41,3 @@ LifelinePeers JoinPeers(const ListenAddress& address, int rank, int size, const 
                         double seconds);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COMM_LIFELINE_RENDEZVOUS_H_

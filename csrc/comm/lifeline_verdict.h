@@ -1,7 +1,6 @@
 /// A lifeline's verdict: the events that it has learned of, which failure to report, and when.
 
-#ifndef HVD_SPARSE_COMM_LIFELINE_VERDICT_H_
-#define HVD_SPARSE_COMM_LIFELINE_VERDICT_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -97,5 +96,3 @@ class LifelineVerdict {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COMM_LIFELINE_VERDICT_H_

@@ -16,31 +16,12 @@ namespace {
 constexpr std::size_t kKindAt = 0, kErrorAt = 1, kRankAt = 2, kStepsAt = 6, kLengthAt = 14;
 static_assert(kLengthAt + sizeof(std::uint32_t) == LifelineConnection::kHeaderBytes);
 
-template <typename Number>
-void Append(Number number, std::string* bytes) {
-  static_assert(std::is_unsigned_v<Number>);
-  for (std::size_t i = 0; i < sizeof(number); ++i, number >>= 8u) {
-    bytes->push_back(static_cast<char>(number));
-  }
-}
-
-template <typename Number>
-Number NumberAt(const std::string& bytes, std::size_t position) {
-  Number number = 0;
-  for (std::size_t i = 0; i < sizeof(number); ++i) {
-    number |= static_cast<Number>(static_cast<unsigned char>(bytes[position + i])) << 8 * i;
-  }
-  return number;
-}
-
 bool IsKind(unsigned char kind) {
   return kind >= static_cast<unsigned char>(RecordKind::kHello) &&
          kind <= static_cast<unsigned char>(RecordKind::kCommitted);
 }
 
 bool IsErrorKind(unsigned char kind) { return kind <= static_cast<unsigned char>(kLastErrorKind); }
-
-bool MeansLater(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
 }  // namespace
 

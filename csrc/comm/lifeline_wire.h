@@ -3,8 +3,7 @@
 /// On the wire: kind (1 byte), kind of error (1 byte), rank (4 bytes), steps (8 bytes), length of
 /// the text (4 bytes), text; little-endian.
 
-#ifndef HVD_SPARSE_COMM_LIFELINE_WIRE_H_
-#define HVD_SPARSE_COMM_LIFELINE_WIRE_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -82,5 +81,3 @@ class LifelineConnection {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COMM_LIFELINE_WIRE_H_

@@ -1,7 +1,6 @@
 /// The address at which a rank listens for TCP connections, and the key that callers must know.
 
-#ifndef HVD_SPARSE_COMM_LISTEN_ADDRESS_H_
-#define HVD_SPARSE_COMM_LISTEN_ADDRESS_H_
+#pragma once
 
 #include <cstddef>
 #include <string>
@@ -47,5 +46,3 @@ std::string NewKey();
 ListenAddress Listen(Listener* listener);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COMM_LISTEN_ADDRESS_H_

@@ -4,8 +4,7 @@
 /// A message is copied into the mailbox of its receiver, so a sender never waits. Every rank sleeps
 /// on its own condition variable and is woken only by the message that it waits for.
 
-#ifndef HVD_SPARSE_COMM_LOOPBACK_COMMUNICATOR_H_
-#define HVD_SPARSE_COMM_LOOPBACK_COMMUNICATOR_H_
+#pragma once
 
 #include <atomic>
 #include <chrono>
@@ -88,5 +87,3 @@ class LoopbackCommunicator : public Communicator {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COMM_LOOPBACK_COMMUNICATOR_H_

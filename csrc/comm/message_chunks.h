@@ -5,8 +5,7 @@
 /// flight at once. So a receiver never waits for a chunk that is not sent, and short messages cost
 /// nothing extra.
 
-#ifndef HVD_SPARSE_COMM_MESSAGE_CHUNKS_H_
-#define HVD_SPARSE_COMM_MESSAGE_CHUNKS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -65,5 +64,3 @@ class MessageChunks {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COMM_MESSAGE_CHUNKS_H_

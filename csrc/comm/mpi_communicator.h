@@ -1,7 +1,6 @@
 /// A communicator whose ranks are MPI processes.
 
-#ifndef HVD_SPARSE_COMM_MPI_COMMUNICATOR_H_
-#define HVD_SPARSE_COMM_MPI_COMMUNICATOR_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -48,5 +47,3 @@ struct MpiGrants {
 MpiGrants AskMpi();
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COMM_MPI_COMMUNICATOR_H_

@@ -1,7 +1,6 @@
 /// The nodes of an exchange's ranks.
 
-#ifndef HVD_SPARSE_COMM_NODES_H_
-#define HVD_SPARSE_COMM_NODES_H_
+#pragma once
 
 #include <optional>
 #include <utility>
@@ -45,5 +44,3 @@ class Nodes {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COMM_NODES_H_

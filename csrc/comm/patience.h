@@ -3,8 +3,7 @@
 /// A thread inside a blocking MPI call spins at full speed and takes a core from the model's
 /// computation; a thread that alternates between tests and sleeps costs next to nothing.
 
-#ifndef HVD_SPARSE_COMM_PATIENCE_H_
-#define HVD_SPARSE_COMM_PATIENCE_H_
+#pragma once
 
 #include <chrono>
 #include <functional>
@@ -69,5 +68,3 @@ class Patience {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COMM_PATIENCE_H_

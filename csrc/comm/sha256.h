@@ -1,7 +1,6 @@
 /// SHA-256 (FIPS 180-4) and the message authentication code based on it (RFC 2104).
 
-#ifndef HVD_SPARSE_COMM_SHA256_H_
-#define HVD_SPARSE_COMM_SHA256_H_
+#pragma once
 
 #include <cstddef>
 #include <string>
@@ -20,5 +19,3 @@ std::string HmacSha256(const std::string& key, const std::string& message);
 bool EqualInConstantTime(const std::string& one, const std::string& other);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COMM_SHA256_H_

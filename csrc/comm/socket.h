@@ -1,10 +1,12 @@
 /// TCP over IPv4, as far as lifelines and communicators need it. All sockets are non-blocking.
 
-#ifndef HVD_SPARSE_COMM_SOCKET_H_
-#define HVD_SPARSE_COMM_SOCKET_H_
+#pragma once
 
+#include <cerrno>
 #include <chrono>
+#include <cstddef>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "csrc/comm/descriptor.h"
@@ -48,6 +50,28 @@ Descriptor Accept(const Descriptor& listener);
 std::string AddressOfSelf(const Descriptor& socket);
 std::string AddressOfPeer(const Descriptor& socket);
 
+/// True if a call on a socket failed with an error that means no more than: try again later.
+inline bool MeansLater(int error) {
+  return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
+}
+
+/// Append and NumberAt write and read unsigned numbers of messages, little-endian.
+template <typename Number>
+void Append(Number number, std::string* bytes) {
+  static_assert(std::is_unsigned_v<Number>);
+  for (std::size_t i = 0; i < sizeof(number); ++i, number >>= 8u) {
+    bytes->push_back(static_cast<char>(number));
+  }
+}
+template <typename Number>
+Number NumberAt(const std::string& bytes, std::size_t position) {
+  Number number = 0;
+  for (std::size_t i = 0; i < sizeof(number); ++i) {
+    number |= static_cast<Number>(static_cast<unsigned char>(bytes[position + i])) << 8 * i;
+  }
+  return number;
+}
+
 /// Begins to connect. Connecting has ended when poll() reports POLLOUT; ErrorOf then returns the
 /// result. Returns an empty descriptor if it fails at once (errno says why).
 Descriptor BeginConnecting(const std::string& ip, int port);
@@ -63,5 +87,3 @@ Descriptor ConnectTo(const std::string& ip, int port, Clock::time_point deadline
 void BreakWhenStuck(const Descriptor& socket);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COMM_SOCKET_H_

@@ -8,8 +8,7 @@
 /// A connection that breaks ends the wait, and the lifeline reports why. An idle connection is
 /// never broken by a time limit: a peer may compute for as long as it likes.
 
-#ifndef HVD_SPARSE_COMM_TCP_COMMUNICATOR_H_
-#define HVD_SPARSE_COMM_TCP_COMMUNICATOR_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -52,5 +51,3 @@ std::unique_ptr<Communicator> MakeTcpCommunicator(const TcpOptions& options, Tcp
                                                   std::shared_ptr<Lifeline> lifeline);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COMM_TCP_COMMUNICATOR_H_

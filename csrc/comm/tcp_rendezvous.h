@@ -11,8 +11,7 @@
 /// a minute. The same happens if the higher rank closed a connection that had not proved itself, as
 /// it does when many strangers connect (admission.h).
 
-#ifndef HVD_SPARSE_COMM_TCP_RENDEZVOUS_H_
-#define HVD_SPARSE_COMM_TCP_RENDEZVOUS_H_
+#pragma once
 
 #include <poll.h>
 
@@ -88,5 +87,3 @@ class TcpRendezvous {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COMM_TCP_RENDEZVOUS_H_

@@ -14,6 +14,7 @@
 #include <cstring>
 
 #include "csrc/base/error.h"
+#include "csrc/comm/socket.h"
 
 namespace hvd_sparse {
 namespace {
@@ -26,8 +27,6 @@ constexpr std::size_t kPieces = 16;
 // A receiver acknowledges every other segment at once, but may delay the acknowledgement of the
 // last.
 constexpr int kLastSegments = 2;
-
-bool MeansLater(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
 /// The pieces of memory that one sendmsg() call sends, at most kTurn bytes.
 class Gathered {

@@ -5,8 +5,7 @@
 /// data that the peer sends ahead stays in the kernel, and once its buffers are full the peer
 /// waits.
 
-#ifndef HVD_SPARSE_COMM_TCP_STREAM_H_
-#define HVD_SPARSE_COMM_TCP_STREAM_H_
+#pragma once
 
 #include <chrono>
 #include <cstddef>
@@ -99,5 +98,3 @@ class TcpStream {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_COMM_TCP_STREAM_H_

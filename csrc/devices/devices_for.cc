@@ -5,7 +5,7 @@
 #include "csrc/base/error.h"
 #include "csrc/collectives/device_agreement.h"
 #ifdef HVD_SPARSE_WITH_CUDA
-#include "csrc/cuda/transport/mpi_option.h"
+#include "csrc/cuda/transport/mpi_transport.h"
 #endif
 #ifdef HVD_SPARSE_WITH_NCCL
 #include "csrc/cuda/transport/nccl_library.h"
@@ -39,19 +39,6 @@ NcclFacts FindNccl() {
         "HVD_SPARSE_WITH_CUDA=1, and without HVD_SPARSE_WITH_NCCL=0");
 }
 
-namespace {
-
-/// Stands in for NCCL in builds without it, so that users who insist on it get an error.
-class LeftOut final : public NcclByName {
- public:
-  std::string Describe(const std::string&, int) const override { return FindNccl().version; }
-  std::unique_ptr<GpuCollectives> Connect(Communicator*, int, const Invitation&) const override {
-    return nullptr;  // never called: Describe throws
-  }
-};
-
-}  // namespace
-
 #endif
 
 // ---- Ways of connecting devices in this build ---------------------------------------------------
@@ -62,8 +49,10 @@ GpuTransportOptions OptionsOfThisBuild() {
 #if defined(HVD_SPARSE_WITH_NCCL)
   return {&cuda::NcclOption(), &cuda::MpiOption()};
 #elif defined(HVD_SPARSE_WITH_CUDA)
-  static const LeftOut nccl;
-  return {&nccl, &cuda::MpiOption()};
+  // A user who insists on NCCL gets an error that says how to build with it.
+  static const GpuTransportOption left_out{kNcclName, kNcclVariable,
+                                           [](const auto&, int) { return FindNccl().version; }};
+  return {&left_out, &cuda::MpiOption()};
 #else
   return {};
 #endif
@@ -82,7 +71,7 @@ std::vector<GpuTransportFacts> AskGpuTransports(const std::string& memory_proble
     if (own.wish == Wish::kAlways && !problem.empty()) {
       refusal = RequiredButUnavailable(*option, problem);
     }
-    facts.push_back({option->Name(), option->Variable(), problem, refusal});
+    facts.push_back({option->name, option->variable, problem, refusal});
   }
   return facts;
 }
@@ -96,11 +85,11 @@ DeviceConnection ConnectDevices(Communicator* comm, Device device) {
   const DeviceAgreement agreed = AgreeOnGpuTransport(comm, table, own);
   DeviceConnection connection;
   if (agreed.option != nullptr) {
-    connection.collectives = agreed.option->Connect(comm, device.index, agreed.invitation);
+    connection.collectives = agreed.option->connect(comm, device.index, agreed.invitation);
   }
   if (!agreed.unmet.empty()) {
     const std::string way =
-        agreed.option == nullptr ? "by way of the CPUs" : Concat("over ", agreed.option->Name());
+        agreed.option == nullptr ? "by way of the CPUs" : Concat("over ", agreed.option->name);
     connection.warning = Concat("gtopk between GPUs goes ", way, ", since ", agreed.unmet);
   }
   return connection;

@@ -1,13 +1,12 @@
 /// The ways of connecting devices that this build has: the only place that knows which were built
 /// in.
 
-#ifndef HVD_SPARSE_DEVICES_DEVICES_FOR_H_
-#define HVD_SPARSE_DEVICES_DEVICES_FOR_H_
+#pragma once
 
 #include <string>
 #include <vector>
 
-#include "csrc/base/device.h"
+#include "csrc/base/types.h"
 #include "csrc/collectives/gpu_collectives.h"
 #include "csrc/comm/communicator.h"
 
@@ -55,5 +54,3 @@ void LookForNcclAt(const std::vector<std::string>& paths);
 NcclFacts FindNccl();
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_DEVICES_DEVICES_FOR_H_

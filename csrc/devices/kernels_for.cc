@@ -2,11 +2,19 @@
 
 #include "csrc/base/error.h"
 #ifdef HVD_SPARSE_WITH_CUDA
-#include "csrc/cuda/kernels/cuda_dense_work.h"
 #include "csrc/cuda/kernels/cuda_kernels.h"
+#include "csrc/cuda/step/stream_work.h"
 #endif
 
 namespace hvd_sparse {
+namespace {
+
+void RequireGpu(Device device) {
+  Require(!device.IsCpu(), "work for a stream needs a device cuda:0 or the like, got ",
+          device.Name());
+}
+
+}  // namespace
 
 #ifdef HVD_SPARSE_WITH_CUDA
 
@@ -16,6 +24,11 @@ const Kernels& KernelsFor(Device device) {
 
 std::unique_ptr<DenseWork> DenseWorkFor(Device device) {
   return device.IsCpu() ? NewCpuDenseWork() : NewCudaDenseWork(device.index);
+}
+
+StreamWorkMakers StreamWorkFor(Device device) {
+  RequireGpu(device);
+  return {cuda::MakeMergeWork, cuda::MakePassWork, cuda::MakeSelectWork, cuda::MakeStepWork};
 }
 
 bool BuiltWithCuda() { return true; }
@@ -37,6 +50,12 @@ const Kernels& KernelsFor(Device device) {
 std::unique_ptr<DenseWork> DenseWorkFor(Device device) {
   KernelsFor(device);  // throws unless it is the CPU
   return NewCpuDenseWork();
+}
+
+StreamWorkMakers StreamWorkFor(Device device) {
+  RequireGpu(device);
+  KernelsFor(device);  // throws
+  return {};
 }
 
 bool BuiltWithCuda() { return false; }

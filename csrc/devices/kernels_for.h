@@ -1,15 +1,15 @@
 /// The choice of a device's kernels: the only place that depends on the devices built in.
 
-#ifndef HVD_SPARSE_DEVICES_KERNELS_FOR_H_
-#define HVD_SPARSE_DEVICES_KERNELS_FOR_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "csrc/base/device.h"
+#include "csrc/base/types.h"
 #include "csrc/kernels/kernels.h"
+#include "csrc/kernels/stream_work.h"
 #include "csrc/wire/dense_work.h"
 
 namespace hvd_sparse {
@@ -20,6 +20,16 @@ const Kernels& KernelsFor(Device device);
 
 /// Returns a bucket's work of dense sums on a device; throws like KernelsFor.
 std::unique_ptr<DenseWork> DenseWorkFor(Device device);
+
+/// Returns what makes parts of a step that stay on a device. Throws like KernelsFor, and
+/// InvalidArgument if it is the CPU.
+StreamWorkMakers StreamWorkFor(Device device);
+
+/// Makes such a part: StreamWorkOn(device, &StreamWorkMakers::merge, own, theirs, k).
+template <typename Make, typename... Arguments>
+std::unique_ptr<StreamWork> StreamWorkOn(Device device, Make make, const Arguments&... arguments) {
+  return (StreamWorkFor(device).*make)(device.index, arguments...);
+}
 
 /// Returns true if this build has CUDA kernels.
 bool BuiltWithCuda();
@@ -33,5 +43,3 @@ std::vector<std::string> CudaDeviceNames();
 int CudaDeviceOf(std::uintptr_t address);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_DEVICES_KERNELS_FOR_H_

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "csrc/base/clock.h"
+#include "csrc/base/process.h"
 
 namespace hvd_sparse {
 
@@ -19,12 +19,12 @@ void BlockExchange::Reduce(CollectiveContext* ctx, Span<float> residual, DeviceR
   reduced_.CopyFrom(selected_);
   RoundingErrors& errors = ctx->scratch.rounding_errors;
   errors.clear();
-  device == nullptr ? sparse_.Run(&reduced_, *ctx) : device->Run(&reduced_, *ctx);
+  device == nullptr ? collective_.run(&reduced_, *ctx) : device->Run(&reduced_, *ctx);
   record_.stats.settle_begin = SteadySeconds();
   record_.AddUp(ctx);
 
   // Entries that some rank dropped return to the residual.
-  settled_ = !sparse_.DeliversAll() && ctx->comm.Size() > 1;
+  settled_ = !collective_.delivers_all && ctx->comm.Size() > 1;
   if (settled_) ctx->kernels.Settle(selected_, reduced_, residual);
 
   // Rounding errors of delivered entries return to the residual; `selected_` has not been rounded.

@@ -3,8 +3,7 @@
 /// With momentum correction, delivered entries are removed from residual and velocity both
 /// (momentum factor masking: Lin et al., ICLR 2018).
 
-#ifndef HVD_SPARSE_EXCHANGE_BLOCK_EXCHANGE_H_
-#define HVD_SPARSE_EXCHANGE_BLOCK_EXCHANGE_H_
+#pragma once
 
 #include <utility>
 #include <vector>
@@ -21,8 +20,7 @@ namespace hvd_sparse {
 class BlockExchange {
  public:
   /// `record` outlives this object; its collective takes blocks.
-  explicit BlockExchange(StepRecord* record)
-      : record_(*record), sparse_(*record->collective.AsSparse()) {}
+  explicit BlockExchange(StepRecord* record) : record_(*record), collective_(record->collective) {}
 
   /// The entries that were selected, and their sum.
   SparseBlock& selected() { return selected_; }
@@ -56,7 +54,7 @@ class BlockExchange {
   void Mask(const SparseBlock& leaving, const Kernels& kernels);
 
   StepRecord& record_;
-  const SparseAllreduce& sparse_;
+  const Collective& collective_;
   SparseBlock selected_, reduced_;
   bool settled_ = false;    // selected entries may have returned to the residual
   SparseBlock masked_;      // velocities of what was selected, until the step has ended
@@ -65,5 +63,3 @@ class BlockExchange {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_BLOCK_EXCHANGE_H_

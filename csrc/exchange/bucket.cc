@@ -16,8 +16,8 @@ namespace hvd_sparse {
 namespace {
 
 std::unique_ptr<BucketStep> StepByCallsFor(StepRecord* record, NodePlace place) {
-  const bool nodes_first = record->collective.SumsNodesFirst() && place.local_size > 1;
-  if (record->collective.AsSparse() == nullptr) {
+  const bool nodes_first = record->collective.sums_nodes_first && place.local_size > 1;
+  if (!record->collective.IsSparse()) {
     if (nodes_first) return std::make_unique<DenseNodeStep>(record, place);
     return std::make_unique<DenseStep>(record, place);
   }
@@ -75,7 +75,7 @@ std::string Bucket::Problem() const {
   const std::string& name = record_.spec.name;
   if (verdict.IsOverflow()) {
     const Collective& collective = record_.collective;
-    const bool nodes = collective.AsSparse() != nullptr && collective.SumsNodesFirst();
+    const bool nodes = collective.IsSparse() && collective.sums_nodes_first;
     return Concat("the sum of the ", nodes ? "residuals of a node or of all nodes" : "gradients",
                   " in bucket '", name, "' overflows ", RangeOf(record_.spec.wire.values));
   }

@@ -3,14 +3,13 @@
 /// Each way to do that is a BucketStep; the bucket chooses one by its collective and the step's
 /// route.
 
-#ifndef HVD_SPARSE_EXCHANGE_BUCKET_H_
-#define HVD_SPARSE_EXCHANGE_BUCKET_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
 
-#include "csrc/base/route.h"
+#include "csrc/base/types.h"
 #include "csrc/comm/nodes.h"
 #include "csrc/exchange/bucket_step.h"
 #include "csrc/exchange/step_record.h"
@@ -102,5 +101,3 @@ class Bucket {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_BUCKET_H_

@@ -11,8 +11,7 @@
 ///
 /// A step holds scratch memory, never state: residuals and thresholds belong to the framework.
 
-#ifndef HVD_SPARSE_EXCHANGE_BUCKET_STEP_H_
-#define HVD_SPARSE_EXCHANGE_BUCKET_STEP_H_
+#pragma once
 
 #include <memory>
 
@@ -55,5 +54,3 @@ class BucketStep {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_BUCKET_STEP_H_

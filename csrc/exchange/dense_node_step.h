@@ -2,8 +2,7 @@
 /// a rank's shard of that sum is summed over the nodes, and the finished shards go to all ranks of
 /// the node. Nothing leaves the residual before Commit.
 
-#ifndef HVD_SPARSE_EXCHANGE_DENSE_NODE_STEP_H_
-#define HVD_SPARSE_EXCHANGE_DENSE_NODE_STEP_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -33,5 +32,3 @@ class DenseNodeStep final : public DenseStep {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_DENSE_NODE_STEP_H_

@@ -9,15 +9,13 @@
 ///
 /// On a device all of this is enqueued on the stream that the step comes from.
 
-#ifndef HVD_SPARSE_EXCHANGE_DENSE_PATH_H_
-#define HVD_SPARSE_EXCHANGE_DENSE_PATH_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <vector>
 
-#include "csrc/base/device.h"
 #include "csrc/base/types.h"
 #include "csrc/kernels/kernels.h"
 
@@ -106,5 +104,3 @@ class DensePath {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_DENSE_PATH_H_

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "csrc/base/clock.h"
+#include "csrc/base/process.h"
 #include "csrc/devices/kernels_for.h"
 
 namespace hvd_sparse {

@@ -7,8 +7,7 @@
 ///
 /// It delays nothing, so it masks no velocity.
 
-#ifndef HVD_SPARSE_EXCHANGE_DENSE_STEP_H_
-#define HVD_SPARSE_EXCHANGE_DENSE_STEP_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -52,5 +51,3 @@ class DenseStep : public StepByCalls {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_DENSE_STEP_H_

@@ -2,13 +2,12 @@
 /// exchanged, or for a measurement. If all ranks have it, all buckets whose route needs it use it,
 /// wherever their gradients lie.
 
-#ifndef HVD_SPARSE_EXCHANGE_DEVICE_LINK_H_
-#define HVD_SPARSE_EXCHANGE_DEVICE_LINK_H_
+#pragma once
 
 #include <mutex>
 #include <optional>
 
-#include "csrc/base/device.h"
+#include "csrc/base/types.h"
 #include "csrc/collectives/gpu_collectives.h"
 #include "csrc/comm/communicator.h"
 
@@ -34,5 +33,3 @@ class DeviceLink {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_DEVICE_LINK_H_

@@ -22,7 +22,7 @@ bool EnqueuedStep::Reduce(Communicator& comm, const Kernels& kernels,
   CollectiveContext ctx = record_.ContextOf(comm, kernels);
   BlockHeader own = record_.Identity();
   own.kept = static_cast<std::uint32_t>(
-      GTopK::KeptBeforeTheLast(ctx.k, ctx.numel, record_.spec.collective_options));
+      KeptBeforeTheLast(ctx.k, ctx.numel, record_.spec.collective_options));
   ctx.AgreeBeforehand(&own);
   record_.stats.bytes_sent = ctx.bytes_sent;
   record_.stats.bytes_received = ctx.bytes_received;

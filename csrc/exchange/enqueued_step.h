@@ -1,8 +1,7 @@
 /// A step that is enqueued on a device as a whole (route kStep): Select and Reduce return before
 /// the device has done it, and Arrived waits for its end. See csrc/collectives/device_step.h.
 
-#ifndef HVD_SPARSE_EXCHANGE_ENQUEUED_STEP_H_
-#define HVD_SPARSE_EXCHANGE_ENQUEUED_STEP_H_
+#pragma once
 
 #include <memory>
 
@@ -36,5 +35,3 @@ class EnqueuedStep final : public BucketStep {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_ENQUEUED_STEP_H_

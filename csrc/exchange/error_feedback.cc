@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "csrc/devices/kernels_for.h"
-#include "csrc/kernels/cpu_finite.h"
+#include "csrc/kernels/cpu_kernels.h"
 
 namespace hvd_sparse {
 

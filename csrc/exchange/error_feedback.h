@@ -4,8 +4,7 @@
 /// With momentum correction, gradients are added to a velocity of this rank, and the velocity to
 /// the residual (Lin et al., ICLR 2018).
 
-#ifndef HVD_SPARSE_EXCHANGE_ERROR_FEEDBACK_H_
-#define HVD_SPARSE_EXCHANGE_ERROR_FEEDBACK_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -65,5 +64,3 @@ class ErrorFeedback {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_ERROR_FEEDBACK_H_

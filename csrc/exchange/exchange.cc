@@ -5,8 +5,8 @@
 #include <cmath>
 #include <utility>
 
-#include "csrc/base/clock.h"
 #include "csrc/base/error.h"
+#include "csrc/base/process.h"
 #include "csrc/devices/kernels_for.h"
 #include "csrc/exchange/intent.h"
 #include "csrc/exchange/refusal.h"

@@ -12,8 +12,7 @@
 /// the exchange on every rank: all waits throw, the residuals hold what was not applied, and the
 /// exchange stays ended. A gradient that is not finite only undoes its step (Commit).
 
-#ifndef HVD_SPARSE_EXCHANGE_EXCHANGE_H_
-#define HVD_SPARSE_EXCHANGE_EXCHANGE_H_
+#pragma once
 
 #include <condition_variable>
 #include <memory>
@@ -236,5 +235,3 @@ class Exchange {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_EXCHANGE_H_

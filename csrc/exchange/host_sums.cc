@@ -6,10 +6,9 @@
 #include <string>
 #include <utility>
 
-#include "csrc/base/clock.h"
 #include "csrc/base/error.h"
-#include "csrc/base/warn.h"
-#include "csrc/kernels/cpu_finite.h"
+#include "csrc/base/process.h"
+#include "csrc/kernels/cpu_kernels.h"
 
 namespace hvd_sparse {
 

@@ -1,8 +1,7 @@
 /// The sums of a step that the host forms: whether all have arrived and are finite, and the
 /// wait for them.
 
-#ifndef HVD_SPARSE_EXCHANGE_HOST_SUMS_H_
-#define HVD_SPARSE_EXCHANGE_HOST_SUMS_H_
+#pragma once
 
 #include <condition_variable>
 #include <cstddef>
@@ -74,5 +73,3 @@ class HostSums {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_HOST_SUMS_H_

@@ -84,7 +84,7 @@ std::string IntentOf(const BucketSpec& spec, int bucket, std::int64_t step, cons
        << NameOfFormat(spec.wire.Id());
   const bool may_connect = RouteOf(spec, launch, true) != Route::kCalls;
   if (may_connect && !spec.device.IsCpu()) text << ", between devices if they can be connected";
-  const bool sums_dense = FindCollective(spec.collective).AsSparse() == nullptr;
+  const bool sums_dense = !FindCollective(spec.collective).IsSparse();
   if (sums_dense && !spec.device.IsCpu()) text << ", from a GPU, without sums of nodes";
   if (!note.empty()) text << ", " << note;
   return text.str();

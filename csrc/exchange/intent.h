@@ -5,8 +5,7 @@
 /// neighbours agree, all ranks do. That is one round, of less than 1 KiB. Without it, ranks that
 /// are about to send different messages, or to connect their devices, could wait for each other.
 
-#ifndef HVD_SPARSE_EXCHANGE_INTENT_H_
-#define HVD_SPARSE_EXCHANGE_INTENT_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -28,5 +27,3 @@ std::string IntentOf(const BucketSpec& spec, int bucket, std::int64_t step, cons
 void RequireSameIntent(Communicator* comm, const std::string& intent, const std::string& what);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_INTENT_H_

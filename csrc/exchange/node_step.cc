@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "csrc/base/clock.h"
+#include "csrc/base/process.h"
 #include "csrc/wire/value_coding.h"
 
 namespace hvd_sparse {
@@ -55,7 +55,7 @@ void NodeStep::Sum(Communicator& comm, const Kernels& kernels,
   if (finite) {  // else no rank will apply this step
     segments_.Select(*record_.sparsifier, nullptr, record_.launch.ks, record_.launch.states,
                      node_.values(), kernels, &selected);
-    record_.collective.AsSparse()->Trim(inside.k, node_.values(), kernels, &selected);
+    record_.collective.Trim(inside.k, node_.values(), kernels, &selected);
   }
   record_.stats.selected = selected.count();
   if (CountNotCarried(record_.spec.wire.values, {selected.values(), selected.count()}) > 0) {

@@ -3,8 +3,7 @@
 /// owners of the shard on all nodes, and gathers the finished shards on the node. Nothing leaves
 /// the residual before Commit.
 
-#ifndef HVD_SPARSE_EXCHANGE_NODE_STEP_H_
-#define HVD_SPARSE_EXCHANGE_NODE_STEP_H_
+#pragma once
 
 #include <cstdint>
 
@@ -36,5 +35,3 @@ class NodeStep final : public StepByCalls {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_NODE_STEP_H_

@@ -8,8 +8,7 @@
 /// A residual may hold entries outside the rank's own shard: they go to their owner in the next
 /// step. All messages are dense, or few, and stay on the node.
 
-#ifndef HVD_SPARSE_EXCHANGE_NODE_SUM_H_
-#define HVD_SPARSE_EXCHANGE_NODE_SUM_H_
+#pragma once
 
 #include <cstdint>
 
@@ -65,5 +64,3 @@ class NodeSum {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_NODE_SUM_H_

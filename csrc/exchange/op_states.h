@@ -1,8 +1,7 @@
 /// The ops of a step that were handed over: those that are sent dense, and those that are to be
 /// exchanged, until every `done` is called.
 
-#ifndef HVD_SPARSE_EXCHANGE_OP_STATES_H_
-#define HVD_SPARSE_EXCHANGE_OP_STATES_H_
+#pragma once
 
 #include <cstddef>
 #include <exception>
@@ -68,5 +67,3 @@ class OpStates {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_OP_STATES_H_

@@ -1,11 +1,9 @@
 /// The device that holds the memory of a step, and the framework's stream that works on it.
 
-#ifndef HVD_SPARSE_EXCHANGE_ORIGIN_H_
-#define HVD_SPARSE_EXCHANGE_ORIGIN_H_
+#pragma once
 
 #include <vector>
 
-#include "csrc/base/device.h"
 #include "csrc/base/types.h"
 
 namespace hvd_sparse {
@@ -25,5 +23,3 @@ struct Origin {
 void PutNaN(const std::vector<GradView>& gradients, const Origin& origin);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_ORIGIN_H_

@@ -1,7 +1,6 @@
 /// The refusal of a step, or of a part of it: equal on all ranks.
 
-#ifndef HVD_SPARSE_EXCHANGE_REFUSAL_H_
-#define HVD_SPARSE_EXCHANGE_REFUSAL_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -33,5 +32,3 @@ struct Refusal {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_REFUSAL_H_

@@ -3,12 +3,11 @@
 /// All ranks must choose the same route: before devices wait for each other, the ranks compare
 /// their routes (CollectiveContext::AgreeBeforehand).
 
-#ifndef HVD_SPARSE_EXCHANGE_ROUTE_OF_H_
-#define HVD_SPARSE_EXCHANGE_ROUTE_OF_H_
+#pragma once
 
 #include <string_view>
 
-#include "csrc/base/route.h"
+#include "csrc/base/types.h"
 #include "csrc/collectives/bucket_spec.h"
 #include "csrc/wire/values.h"
 
@@ -32,5 +31,3 @@ Route RouteOf(const RouteFacts& facts);
 Route RouteOf(const BucketSpec& spec, const Launch& launch, bool connected);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_ROUTE_OF_H_

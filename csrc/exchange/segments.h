@@ -1,7 +1,6 @@
 /// The units of selection of a bucket, or their parts in a range of the bucket.
 
-#ifndef HVD_SPARSE_EXCHANGE_SEGMENTS_H_
-#define HVD_SPARSE_EXCHANGE_SEGMENTS_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -60,5 +59,3 @@ class Segments {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_SEGMENTS_H_

@@ -21,7 +21,7 @@ std::int64_t SparseStep::Take(const Kernels& kernels) {
   not_finite += segments_.Select(*record_.sparsifier, gradients_of, launch.ks, launch.states,
                                  launch.residual, kernels, &selected);
   try {
-    record_.collective.AsSparse()->Trim(record_.stats.asked, launch.residual, kernels, &selected);
+    record_.collective.Trim(record_.stats.asked, launch.residual, kernels, &selected);
   } catch (...) {  // out of memory
     kernels.PutBack(selected, 0, selected.count(), launch.residual);
     throw;

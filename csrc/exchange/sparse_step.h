@@ -3,8 +3,7 @@
 ///
 /// If devices are connected, their rounds may replace the collective (route kRounds).
 
-#ifndef HVD_SPARSE_EXCHANGE_SPARSE_STEP_H_
-#define HVD_SPARSE_EXCHANGE_SPARSE_STEP_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -32,5 +31,3 @@ class SparseStep final : public StepByCalls {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_SPARSE_STEP_H_

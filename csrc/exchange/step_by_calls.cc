@@ -1,6 +1,6 @@
 #include "csrc/exchange/step_by_calls.h"
 
-#include "csrc/base/clock.h"
+#include "csrc/base/process.h"
 
 namespace hvd_sparse {
 

@@ -1,7 +1,6 @@
 /// The frame of all steps that run one call at a time: error feedback, times and verdicts.
 
-#ifndef HVD_SPARSE_EXCHANGE_STEP_BY_CALLS_H_
-#define HVD_SPARSE_EXCHANGE_STEP_BY_CALLS_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -36,5 +35,3 @@ class StepByCalls : public BucketStep {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_STEP_BY_CALLS_H_

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "csrc/base/error.h"
-#include "csrc/base/warn.h"
 
 namespace hvd_sparse {
 

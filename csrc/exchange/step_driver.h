@@ -13,8 +13,7 @@
 /// (HVD_SPARSE_TIMEOUT_SECONDS) holds for the sums: when it passes, the exchange ends on all ranks,
 /// with a warning, since an op that waits for a sum elsewhere may not get the error.
 
-#ifndef HVD_SPARSE_EXCHANGE_STEP_DRIVER_H_
-#define HVD_SPARSE_EXCHANGE_STEP_DRIVER_H_
+#pragma once
 
 #include <exception>
 #include <functional>
@@ -125,5 +124,3 @@ class StepDriver : private StepEngine {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_STEP_DRIVER_H_

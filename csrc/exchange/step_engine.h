@@ -25,8 +25,7 @@
 /// A framework that runs steps itself (PyTorch) calls this. For a graph's executor (TensorFlow),
 /// which cannot wait in an op, there is the StepDriver.
 
-#ifndef HVD_SPARSE_EXCHANGE_STEP_ENGINE_H_
-#define HVD_SPARSE_EXCHANGE_STEP_ENGINE_H_
+#pragma once
 
 #include <cstdint>
 #include <exception>
@@ -194,5 +193,3 @@ class StepEngine {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_STEP_ENGINE_H_

@@ -1,8 +1,7 @@
 /// The layout of a step: which ops form a bucket, where their memory lies, and in which order
 /// buckets start.
 
-#ifndef HVD_SPARSE_EXCHANGE_STEP_LAYOUT_H_
-#define HVD_SPARSE_EXCHANGE_STEP_LAYOUT_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -102,5 +101,3 @@ class StepLayout {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_STEP_LAYOUT_H_

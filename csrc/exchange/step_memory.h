@@ -1,8 +1,7 @@
 /// The memory of a step, and the parts of it that belong to a bucket, or to an op that is sent
 /// dense.
 
-#ifndef HVD_SPARSE_EXCHANGE_STEP_MEMORY_H_
-#define HVD_SPARSE_EXCHANGE_STEP_MEMORY_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -52,5 +51,3 @@ Launch LaunchOf(std::size_t bucket, std::vector<GradView> gradients, std::vector
                 const StepRules& rules);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_STEP_MEMORY_H_

@@ -3,8 +3,8 @@
 #include <iterator>
 #include <utility>
 
-#include "csrc/base/clock.h"
 #include "csrc/base/error.h"
+#include "csrc/base/process.h"
 
 namespace hvd_sparse {
 

@@ -1,8 +1,7 @@
 /// The record of a bucket's step, whichever way it runs (bucket_step.h): its inputs, its verdicts
 /// and its statistics, with the bucket's constants.
 
-#ifndef HVD_SPARSE_EXCHANGE_STEP_RECORD_H_
-#define HVD_SPARSE_EXCHANGE_STEP_RECORD_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -80,5 +79,3 @@ struct StepRecord {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_STEP_RECORD_H_

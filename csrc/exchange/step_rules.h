@@ -1,11 +1,10 @@
 /// The rules for all steps of a driver; equal on every rank, except for the device's number.
 
-#ifndef HVD_SPARSE_EXCHANGE_STEP_RULES_H_
-#define HVD_SPARSE_EXCHANGE_STEP_RULES_H_
+#pragma once
 
 #include <cstdint>
 
-#include "csrc/base/device.h"
+#include "csrc/base/types.h"
 
 namespace hvd_sparse {
 
@@ -28,5 +27,3 @@ struct StepRules {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_STEP_RULES_H_

@@ -1,8 +1,7 @@
 /// Samples of a step that is measured: copies of each bucket's values before selection and after
 /// the step, in CPU memory, to be compared over the ranks.
 
-#ifndef HVD_SPARSE_EXCHANGE_STEP_SAMPLE_H_
-#define HVD_SPARSE_EXCHANGE_STEP_SAMPLE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -56,5 +55,3 @@ class StepSampler {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_STEP_SAMPLE_H_

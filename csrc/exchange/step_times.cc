@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "csrc/base/clock.h"
+#include "csrc/base/process.h"
 
 namespace hvd_sparse {
 namespace {

@@ -3,8 +3,7 @@
 /// The order is that seen by the CPU. Times are those of the device that computes the gradients,
 /// which lags behind: they are read when it has reached the end of the step.
 
-#ifndef HVD_SPARSE_EXCHANGE_STEP_TIMES_H_
-#define HVD_SPARSE_EXCHANGE_STEP_TIMES_H_
+#pragma once
 
 #include <cstddef>
 #include <memory>
@@ -90,5 +89,3 @@ class StepTimer {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_STEP_TIMES_H_

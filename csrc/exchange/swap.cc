@@ -7,7 +7,7 @@
 #include <string>
 
 #include "csrc/base/error.h"
-#include "csrc/base/short_sleeps.h"
+#include "csrc/base/process.h"
 #include "csrc/collectives/collectives.h"
 
 namespace hvd_sparse {

@@ -1,8 +1,7 @@
 /// Messages between ranks while no bucket is in flight: equal ones, timed, which say what the
 /// rounds of an exchange cost on this network, and numbers that all ranks get to know.
 
-#ifndef HVD_SPARSE_EXCHANGE_SWAP_H_
-#define HVD_SPARSE_EXCHANGE_SWAP_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -45,5 +44,3 @@ std::vector<std::vector<double>> GatheredNumbers(Communicator* comm,
                                                  std::vector<Buffer>* memory);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_SWAP_H_

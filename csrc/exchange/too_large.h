@@ -3,8 +3,7 @@
 /// Such a sum is refused on all ranks, and so would be every later one that such entries join. So
 /// each rank drops its own, like entries of a gradient that are not finite.
 
-#ifndef HVD_SPARSE_EXCHANGE_TOO_LARGE_H_
-#define HVD_SPARSE_EXCHANGE_TOO_LARGE_H_
+#pragma once
 
 #include "csrc/base/types.h"
 #include "csrc/kernels/kernels.h"
@@ -20,5 +19,3 @@ float LargestSummand(DType dtype, float scale, int ranks);
 void DropAbove(float limit, Span<float> values, const Kernels& kernels);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_TOO_LARGE_H_

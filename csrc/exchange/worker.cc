@@ -1,6 +1,6 @@
 #include "csrc/exchange/worker.h"
 
-#include "csrc/base/short_sleeps.h"
+#include "csrc/base/process.h"
 #include "csrc/kernels/parallel.h"
 
 namespace hvd_sparse {

@@ -1,7 +1,6 @@
 /// A thread that runs tasks one after the other.
 
-#ifndef HVD_SPARSE_EXCHANGE_WORKER_H_
-#define HVD_SPARSE_EXCHANGE_WORKER_H_
+#pragma once
 
 #include <condition_variable>
 #include <functional>
@@ -53,5 +52,3 @@ class Worker {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_EXCHANGE_WORKER_H_

@@ -5,13 +5,12 @@
 /// and the others end in a block that is being written. So every value is at exactly one place at
 /// any time.
 ///
-/// There is one implementation per type of device: csrc/kernels/cpu_candidates.h, where candidates
+/// There is one implementation per type of device: csrc/kernels/cpu_kernels.h, where candidates
 /// lie in the block from the beginning, and csrc/cuda/kernels/device_candidates.h. Most candidates
 /// return to the residual, so a GPU sifts them where they are, and only the entries that stay cross
 /// the bus.
 
-#ifndef HVD_SPARSE_KERNELS_CANDIDATES_H_
-#define HVD_SPARSE_KERNELS_CANDIDATES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -70,5 +69,3 @@ inline Index OffsetIn(Span<float> bucket, Span<float> part) {
 }
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_KERNELS_CANDIDATES_H_

@@ -5,12 +5,11 @@
 /// baseline. The build forbids fused multiply-adds (-ffp-contract=off), so all clones give the same
 /// bits.
 
-#ifndef HVD_SPARSE_KERNELS_CLONES_H_
-#define HVD_SPARSE_KERNELS_CLONES_H_
+#pragma once
 
 #include <cstdint>  // also defines __GLIBC__ if the C library is glibc
 
-#include "csrc/base/inline.h"
+#include "csrc/base/types.h"
 
 // The loader picks a clone before a sanitizer's runtime is ready, which crashes; only glibc's can.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
@@ -32,5 +31,3 @@
 #else
 #define HVD_SPARSE_CLONES
 #endif
-
-#endif  // HVD_SPARSE_KERNELS_CLONES_H_

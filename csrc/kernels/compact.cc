@@ -257,20 +257,16 @@ std::int64_t TakeChunk(float* dense, std::int64_t size, float threshold, Index o
   return take(dense, size, threshold, offset, indices, values);
 }
 
-std::int64_t AddAndTakeChunk(const float* grad, float* residual, std::int64_t size, float threshold,
-                             Index offset, Index* indices, float* values) {
-  static const bool avx2 = __builtin_cpu_supports("avx2");
-  if (!avx2) return -1;
-  return AddAndTakeChunkAvx2<Gradient>(residual, size, threshold, offset, indices, values, grad);
-}
-
-std::int64_t AddAndTakeChunk(const float* grad, Momentum momentum, float* residual,
+std::int64_t AddAndTakeChunk(const float* grad, const Momentum* momentum, float* residual,
                              std::int64_t size, float threshold, Index offset, Index* indices,
                              float* values) {
   static const bool avx2 = __builtin_cpu_supports("avx2");
   if (!avx2) return -1;
+  if (momentum == nullptr) {
+    return AddAndTakeChunkAvx2<Gradient>(residual, size, threshold, offset, indices, values, grad);
+  }
   return AddAndTakeChunkAvx2<Velocity>(residual, size, threshold, offset, indices, values, grad,
-                                       momentum);
+                                       *momentum);
 }
 
 void CompactVectors(Index* indices, float* values, std::int64_t count, std::uint32_t cut,
@@ -286,12 +282,8 @@ std::int64_t TakeChunk(float* dense, std::int64_t size, float threshold, Index o
   return TakeChunkPlain(dense, size, threshold, offset, indices, values);
 }
 
-std::int64_t AddAndTakeChunk(const float*, float*, std::int64_t, float, Index, Index*, float*) {
-  return -1;
-}
-
-std::int64_t AddAndTakeChunk(const float*, Momentum, float*, std::int64_t, float, Index, Index*,
-                             float*) {
+std::int64_t AddAndTakeChunk(const float*, const Momentum*, float*, std::int64_t, float, Index,
+                             Index*, float*) {
   return -1;
 }
 

@@ -4,8 +4,7 @@
 /// permutations, AVX-512 compacts 16 in one instruction. (It compresses into a register:
 /// compressing directly to memory is microcode on some processors.)
 
-#ifndef HVD_SPARSE_KERNELS_COMPACT_H_
-#define HVD_SPARSE_KERNELS_COMPACT_H_
+#pragma once
 
 #include <cstdint>
 
@@ -23,19 +22,16 @@ constexpr std::int64_t kChunk = 512;
 std::int64_t TakeChunk(float* dense, std::int64_t size, float threshold, Index offset,
                        Index* indices, float* values);
 
-/// Adds `grad` to `residual` and applies TakeChunk to the result, in one loop. Returns -1, having
-/// changed nothing, if a sum is not finite or this processor lacks AVX2.
-std::int64_t AddAndTakeChunk(const float* grad, float* residual, std::int64_t size, float threshold,
-                             Index offset, Index* indices, float* values);
-
 /// A velocity that is updated before it is added to the residual; see Feedback.
 struct Momentum {
   float* velocity;
   float momentum, scale;  ///< factors of the velocity and of the gradient
 };
 
-/// Like AddAndTakeChunk, for a velocity.
-std::int64_t AddAndTakeChunk(const float* grad, Momentum momentum, float* residual,
+/// Adds `grad`, or a velocity that it updates, to `residual` and applies TakeChunk to the result,
+/// in one loop. `momentum` is null without a velocity. Returns -1, having changed nothing, if a sum
+/// is not finite or this processor lacks AVX2.
+std::int64_t AddAndTakeChunk(const float* grad, const Momentum* momentum, float* residual,
                              std::int64_t size, float threshold, Index offset, Index* indices,
                              float* values);
 
@@ -53,5 +49,3 @@ void CompactVectors(Index* indices, float* values, std::int64_t count, std::uint
                     Compaction* at);
 
 }  // namespace hvd_sparse::cpu
-
-#endif  // HVD_SPARSE_KERNELS_COMPACT_H_

@@ -1,4 +1,4 @@
-#include "csrc/kernels/cpu_accumulate.h"
+/// The loops of error feedback, one for each number type of gradients.
 
 #include <algorithm>
 #include <cfloat>
@@ -6,6 +6,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/kernels/clones.h"
+#include "csrc/kernels/cpu_kernels.h"
 #include "csrc/kernels/half.h"
 
 namespace hvd_sparse::cpu {
@@ -46,8 +47,9 @@ HVD_SPARSE_INLINE std::int32_t Add(const T* __restrict grad, std::int64_t size,
 }
 
 template <typename T>
-HVD_SPARSE_INLINE std::int64_t AccumulateAs(const T* grad, std::int64_t size, float decay,
+HVD_SPARSE_INLINE std::int64_t AccumulateAs(const void* memory, std::int64_t size, float decay,
                                             float scale, float* residual) {
+  const auto* const grad = static_cast<const T*>(memory);
   std::int64_t bad = 0;
   for (std::int64_t start = 0; start < size; start += kRun) {
     const std::int64_t run = std::min(kRun, size - start);
@@ -57,42 +59,20 @@ HVD_SPARSE_INLINE std::int64_t AccumulateAs(const T* grad, std::int64_t size, fl
   return bad;
 }
 
-HVD_SPARSE_CLONES
-std::int64_t AccumulateFloat(const void* grad, std::int64_t size, float decay, float scale,
-                             float* residual) {
-  return AccumulateAs(static_cast<const float*>(grad), size, decay, scale, residual);
-}
-
-HVD_SPARSE_CLONES
-std::int64_t AccumulateDouble(const void* grad, std::int64_t size, float decay, float scale,
-                              float* residual) {
-  return AccumulateAs(static_cast<const double*>(grad), size, decay, scale, residual);
-}
-
-HVD_SPARSE_CLONES
-std::int64_t AccumulateFloat16(const void* grad, std::int64_t size, float decay, float scale,
-                               float* residual) {
-  return AccumulateAs(static_cast<const Float16*>(grad), size, decay, scale, residual);
-}
-
-HVD_SPARSE_CLONES
-std::int64_t AccumulateBFloat16(const void* grad, std::int64_t size, float decay, float scale,
-                                float* residual) {
-  return AccumulateAs(static_cast<const BFloat16*>(grad), size, decay, scale, residual);
-}
-
 }  // namespace
 
-AccumulateFunction AccumulateFor(DType dtype) {
+HVD_SPARSE_CLONES
+std::int64_t AddGradient(DType dtype, const void* grad, std::int64_t size, float decay, float scale,
+                         float* residual) {
   switch (dtype) {
     case DType::kFloat32:
-      return AccumulateFloat;
+      return AccumulateAs<float>(grad, size, decay, scale, residual);
     case DType::kFloat64:
-      return AccumulateDouble;
+      return AccumulateAs<double>(grad, size, decay, scale, residual);
     case DType::kFloat16:
-      return AccumulateFloat16;
+      return AccumulateAs<Float16>(grad, size, decay, scale, residual);
     case DType::kBFloat16:
-      return AccumulateBFloat16;
+      return AccumulateAs<BFloat16>(grad, size, decay, scale, residual);
   }
   Throw(ErrorKind::kInvalidArgument, "unknown number type ", static_cast<int>(dtype));
 }

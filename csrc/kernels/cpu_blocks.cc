@@ -4,14 +4,13 @@
 /// by arithmetic. Blocks from other ranks may be malformed (a broken peer), so their positions
 /// never address memory here.
 
-#include "csrc/kernels/cpu_blocks.h"
-
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <vector>
 
 #include "csrc/kernels/compact.h"
+#include "csrc/kernels/cpu_kernels.h"
 #include "csrc/kernels/half.h"
 #include "csrc/kernels/radix.h"
 
@@ -141,7 +140,8 @@ std::int64_t LowerBound(const SparseBlock& block, Index position) {
   return found - begin;
 }
 
-void Merge(const SparseBlock& own, const SparseBlock& theirs, SparseBlock* out) {
+void KernelsOfCpu::Merge(const SparseBlock& own, const SparseBlock& theirs,
+                         SparseBlock* out) const {
   const std::int64_t own_count = own.count(), their_count = theirs.count();
   const BlockHeader header = own.header();
   out->Reset(own_count + their_count);
@@ -188,8 +188,8 @@ void Merge(const SparseBlock& own, const SparseBlock& theirs, SparseBlock* out) 
   out->Finish(written);
 }
 
-std::int64_t KeepTopK(std::int64_t k, std::int64_t begin, std::int64_t end, SparseBlock* block,
-                      Span<float> residual) {
+std::int64_t KernelsOfCpu::KeepTopK(std::int64_t k, std::int64_t begin, std::int64_t end,
+                                    SparseBlock* block, Span<float> residual) const {
   const std::int64_t count = end - begin;
   if (count <= k) return end;
   Index* indices = block->indices() + begin;
@@ -215,11 +215,13 @@ std::int64_t KeepTopK(std::int64_t k, std::int64_t begin, std::int64_t end, Spar
   return begin + at.written;
 }
 
-void PutBack(const SparseBlock& block, std::int64_t begin, std::int64_t end, Span<float> residual) {
+void KernelsOfCpu::PutBack(const SparseBlock& block, std::int64_t begin, std::int64_t end,
+                           Span<float> residual) const {
   PutBackEach(block, end - begin, residual, [begin](std::int64_t i) { return begin + i; });
 }
 
-void Settle(const SparseBlock& selected, const SparseBlock& reduced, Span<float> residual) {
+void KernelsOfCpu::Settle(const SparseBlock& selected, const SparseBlock& reduced,
+                          Span<float> residual) const {
   const Index* own_indices = selected.indices();
   const Index* indices = reduced.indices();
   // Lists the undelivered entries first, so that their places can be prefetched.
@@ -245,8 +247,8 @@ void Settle(const SparseBlock& selected, const SparseBlock& reduced, Span<float>
   }
 }
 
-void AddErrors(Span<const std::pair<Index, float>> errors, Span<float> residual,
-               std::vector<std::pair<Index, float>>* undo) {
+void KernelsOfCpu::AddErrors(Span<const std::pair<Index, float>> errors, Span<float> residual,
+                             std::vector<std::pair<Index, float>>* undo) const {
   constexpr std::int64_t kAhead = 24;
   const auto is_inside = [&](Index i) { return i >= 0 && i < residual.size; };
   undo->reserve(undo->size() + static_cast<std::size_t>(errors.size));
@@ -261,7 +263,7 @@ void AddErrors(Span<const std::pair<Index, float>> errors, Span<float> residual,
   }
 }
 
-void Restore(Span<const std::pair<Index, float>> undo, Span<float> residual) {
+void KernelsOfCpu::Restore(Span<const std::pair<Index, float>> undo, Span<float> residual) const {
   for (std::int64_t n = undo.size - 1; n >= 0; --n) residual[undo[n].first] = undo[n].second;
 }
 

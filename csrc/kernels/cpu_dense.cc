@@ -1,12 +1,11 @@
 /// Passes over dense arrays on the CPU: plain loops that the compiler vectorises, memory-bound at
 /// any density.
 
-#include "csrc/kernels/cpu_dense.h"
-
 #include <algorithm>
 #include <cmath>
 
 #include "csrc/kernels/clones.h"
+#include "csrc/kernels/cpu_kernels.h"
 #include "csrc/kernels/hits.h"
 
 namespace hvd_sparse::cpu {
@@ -60,9 +59,23 @@ std::int64_t Count(const float* dense, std::int64_t size, float threshold) {
   return count;
 }
 
+/// Returns true if all numbers are finite: not all bits of the exponent are set. Blocks have no
+/// branches inside, so that the loop is vectorised.
+template <typename Bits>
+bool AllFinite(const Bits* bits, std::int64_t numel, Bits exponent) {
+  constexpr std::int64_t kBlock = 4096;
+  for (std::int64_t begin = 0; begin < numel; begin += kBlock) {
+    const std::int64_t end = std::min(begin + kBlock, numel);
+    int found = 0;
+    for (std::int64_t i = begin; i < end; ++i) found |= (bits[i] & exponent) == exponent;
+    if (found != 0) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
-Moments ComputeMoments(Span<const float> dense) {
+Moments KernelsOfCpu::ComputeMoments(Span<const float> dense) const {
   if (dense.size == 0) return {};
   const Sums sums = AddUp(dense.data, dense.size);
   const double mean = sums.sum / static_cast<double>(dense.size);
@@ -70,8 +83,26 @@ Moments ComputeMoments(Span<const float> dense) {
   return {mean, std::sqrt(std::max(variance, 0.0))};
 }
 
-std::int64_t CountAbove(Span<const float> dense, float threshold) {
+std::int64_t KernelsOfCpu::CountAbove(Span<const float> dense, float threshold) const {
   return Count(dense.data, dense.size, threshold);
+}
+
+bool AllFinite(GradView gradient) {
+  const auto are_finite = [&](auto exponent) {
+    return AllFinite(static_cast<const decltype(exponent)*>(gradient.data), gradient.numel,
+                     exponent);
+  };
+  switch (gradient.dtype) {
+    case DType::kFloat32:
+      return are_finite(std::uint32_t{0x7f800000});
+    case DType::kFloat64:
+      return are_finite(std::uint64_t{0x7ff0000000000000});
+    case DType::kFloat16:
+      return are_finite(std::uint16_t{0x7c00});
+    case DType::kBFloat16:
+      return are_finite(std::uint16_t{0x7f80});
+  }
+  return false;
 }
 
 }  // namespace hvd_sparse::cpu

@@ -6,13 +6,11 @@
 /// velocity of such gradients that is added without a factor, have a loop of their own that does
 /// all of it (compact.cc).
 
-#include "csrc/kernels/cpu_feedback.h"
-
 #include <algorithm>
 #include <atomic>
 
 #include "csrc/kernels/compact.h"
-#include "csrc/kernels/cpu_accumulate.h"
+#include "csrc/kernels/cpu_kernels.h"
 #include "csrc/kernels/parallel.h"
 #include "csrc/kernels/stretches.h"
 
@@ -35,7 +33,6 @@ class Accumulator {
       : feedback_(feedback),
         grad_(static_cast<const std::uint8_t*>(feedback.grad.data)),
         width_(SizeOf(feedback.grad.dtype)),
-        accumulate_(AccumulateFor(feedback.grad.dtype)),
         has_velocity_(feedback.velocity.size > 0),
         plain_(feedback.grad.dtype == DType::kFloat32 && feedback.decay == 1 &&
                (has_velocity_ || feedback.scale == 1)) {}
@@ -68,10 +65,10 @@ class Accumulator {
                    Index offset, Index* indices, float* values) const {
     if (plain_) {
       const auto* grad = reinterpret_cast<const float*>(grad_) + begin;
+      const Momentum momentum{feedback_.velocity.data + begin, feedback_.momentum, feedback_.scale};
       const std::int64_t count =
-          has_velocity_ ? AddAndTakeChunk(grad, MomentumFrom(begin), residual, size, threshold,
-                                          offset, indices, values)
-                        : AddAndTakeChunk(grad, residual, size, threshold, offset, indices, values);
+          AddAndTakeChunk(grad, has_velocity_ ? &momentum : nullptr, residual, size, threshold,
+                          offset, indices, values);
       if (count >= 0) return {count, count, 0};
     }
     const std::int64_t bad = Run(begin, size, residual);
@@ -82,25 +79,20 @@ class Accumulator {
  private:
   /// Adds the gradient to `to`, which holds the entries from `begin` on.
   std::int64_t Add(std::int64_t begin, std::int64_t size, float decay, float* to) const {
-    return accumulate_(grad_ + begin * width_, size, decay, feedback_.scale, to);
-  }
-
-  Momentum MomentumFrom(std::int64_t begin) const {
-    return {feedback_.velocity.data + begin, feedback_.momentum, feedback_.scale};
+    return AddGradient(feedback_.grad.dtype, grad_ + begin * width_, size, decay, feedback_.scale,
+                       to);
   }
 
   /// Updates velocity and residual, which hold the entries from `begin` on.
   std::int64_t RunChunk(std::int64_t begin, std::int64_t size, float* velocity,
                         float* residual) const {
     const std::int64_t bad = Add(begin, size, feedback_.momentum, velocity);
-    return bad + add_velocity_(velocity, size, feedback_.decay, 1, residual);
+    return bad + AddGradient(DType::kFloat32, velocity, size, feedback_.decay, 1, residual);
   }
 
   const Feedback& feedback_;
   const std::uint8_t* grad_;
   const std::int64_t width_;
-  const AccumulateFunction accumulate_;
-  const AccumulateFunction add_velocity_ = AccumulateFor(DType::kFloat32);
   const bool has_velocity_;
   const bool plain_;  // residual += grad, or a velocity, in float32
 };
@@ -229,7 +221,7 @@ Tally TakeTogether(Span<float> residual, Index offset, Room room, Take take) {
 
 }  // namespace
 
-std::int64_t Accumulate(const Feedback& feedback) {
+std::int64_t KernelsOfCpu::Accumulate(const Feedback& feedback) const {
   const Accumulator accumulator(feedback);
   const Span<float> residual = feedback.residual;
   std::atomic<std::int64_t> bad{0};
@@ -240,39 +232,27 @@ std::int64_t Accumulate(const Feedback& feedback) {
   return bad;
 }
 
-Tally AccumulateAndTake(const Feedback& feedback, float threshold, Index offset, Room room) {
+Tally CpuCandidates::Take(const Feedback& feedback, float threshold) {
   const Accumulator accumulator(feedback);
   const Span<float> residual = feedback.residual;
-  return TakeTogether(residual, offset, room,
-                      [&](std::int64_t begin, std::int64_t size, Index* indices, float* values) {
-                        return accumulator.RunAndTake(begin, size, residual.data + begin, threshold,
-                                                      offset + static_cast<Index>(begin), indices,
-                                                      values);
-                      });
+  const Index offset = OffsetIn(bucket_, residual);
+  const bool adds = feedback.grad.data != nullptr;
+  const Tally tally = TakeTogether(
+      residual, offset, Free(),
+      [&](std::int64_t begin, std::int64_t size, Index* indices, float* values) {
+        float* const from = residual.data + begin;
+        const Index first = offset + static_cast<Index>(begin);
+        if (adds)
+          return accumulator.RunAndTake(begin, size, from, threshold, first, indices, values);
+        const std::int64_t count = TakeChunk(from, size, threshold, first, indices, values);
+        return Tally{count, count, 0};
+      });
+  count_ += tally.taken;
+  return tally;
 }
 
-Tally TakeAbove(Span<float> residual, float threshold, Index offset, Room room) {
-  return TakeTogether(residual, offset, room,
-                      [&](std::int64_t begin, std::int64_t size, Index* indices, float* values) {
-                        const std::int64_t count =
-                            TakeChunk(residual.data + begin, size, threshold,
-                                      offset + static_cast<Index>(begin), indices, values);
-                        return Tally{count, count, 0};
-                      });
-}
-
-std::int64_t TakeAt(Span<float> residual, Span<const Index> positions, Index offset, Room room) {
-  const std::int64_t count = std::min(positions.size, room.size);
-  for (std::int64_t i = 0; i < count; ++i) {
-    room.indices[i] = offset + positions[i];
-    room.values[i] = residual[positions[i]];
-    residual[positions[i]] = 0;
-  }
-  return count;
-}
-
-void Sample(const Feedback& feedback, std::int64_t count, std::uint64_t seed,
-            std::vector<float>* sample) {
+void KernelsOfCpu::Sample(const Feedback& feedback, std::int64_t count, std::uint64_t seed,
+                          std::vector<float>* sample) const {
   const Accumulator accumulator(feedback);
   const Span<float> residual = feedback.residual;
   const std::size_t filled = sample->size();

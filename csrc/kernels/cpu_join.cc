@@ -1,9 +1,7 @@
-#include "csrc/kernels/cpu_join.h"
-
 #include <algorithm>
 #include <cmath>
 
-#include "csrc/kernels/cpu_feedback.h"
+#include "csrc/kernels/cpu_kernels.h"
 #include "csrc/kernels/half.h"
 
 namespace hvd_sparse::cpu {
@@ -43,30 +41,26 @@ void JoinUnsent(const Unsent& unsent, float gain, float scale, Span<T> gradient,
 /// `after`.
 template <typename Unsent>
 void JoinUnsent(const Unsent& unsent, float gain, float scale, GradView gradient, Entries* after) {
-  const auto join = [&](auto* data) {
+  WithNumbersOf(gradient, [&](auto* data) {
     JoinUnsent(unsent, gain, scale, Span(data, gradient.numel), after);
-  };
-  switch (gradient.dtype) {
-    case DType::kFloat32:
-      return join(static_cast<float*>(gradient.data));
-    case DType::kFloat64:
-      return join(static_cast<double*>(gradient.data));
-    case DType::kFloat16:
-      return join(static_cast<Float16*>(gradient.data));
-    case DType::kBFloat16:
-      return join(static_cast<BFloat16*>(gradient.data));
-  }
+  });
 }
 
 }  // namespace
 
-void Join(const UnsentParts& parts, GradView gradient, ResidualEntries* after) {
+std::unique_ptr<ResidualAfterJoin> KernelsOfCpu::NewResidualAfterJoin() const {
+  return std::make_unique<ResidualEntries>();
+}
+
+void KernelsOfCpu::Join(const UnsentParts& parts, GradView gradient, StreamHandle /*stream*/,
+                        ResidualAfterJoin* after) const {
   const auto of_residual = [&](std::int64_t i) { return parts.decay * parts.residual[i]; };
   const auto of_velocity = [&](std::int64_t i) { return parts.momentum * parts.velocity[i]; };
   const auto both = [&](std::int64_t i) { return of_residual(i) + of_velocity(i); };
-  after->entries.clear();
+  Entries& entries = static_cast<ResidualEntries*>(after)->entries;
+  entries.clear();
   const auto join = [&](const auto& unsent) {
-    JoinUnsent(unsent, parts.gain, parts.scale, gradient, &after->entries);
+    JoinUnsent(unsent, parts.gain, parts.scale, gradient, &entries);
   };
   if (parts.velocity.size == 0) return join(of_residual);
   std::copy(parts.velocity.begin(), parts.velocity.end(), parts.next.begin());
@@ -74,10 +68,12 @@ void Join(const UnsentParts& parts, GradView gradient, ResidualEntries* after) {
   parts.residual.size == 0 ? join(of_velocity) : join(both);
 }
 
-bool SetResidual(const ResidualEntries& after, Span<float> residual) {
+bool KernelsOfCpu::SetResidual(const ResidualAfterJoin& after, Span<float> residual,
+                               StreamHandle /*stream*/) const {
+  const Entries& entries = static_cast<const ResidualEntries&>(after).entries;
   std::fill(residual.begin(), residual.end(), 0.0f);
-  for (const auto& [index, value] : after.entries) residual[index] = value;
-  return !after.entries.empty();
+  for (const auto& [index, value] : entries) residual[index] = value;
+  return !entries.empty();
 }
 
 }  // namespace hvd_sparse::cpu

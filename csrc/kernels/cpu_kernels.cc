@@ -1,110 +1,76 @@
-/// The kernels of the CPU: forwards each call of Kernels to the function that implements it.
+/// The kernels of the CPU for entries that have been taken, and for whole arrays.
+
+#include "csrc/kernels/cpu_kernels.h"
 
 #include <algorithm>
+#include <cmath>
+#include <utility>
 
 #include "csrc/kernels/clones.h"
-#include "csrc/kernels/cpu_blocks.h"
-#include "csrc/kernels/cpu_candidates.h"
-#include "csrc/kernels/cpu_dense.h"
-#include "csrc/kernels/cpu_feedback.h"
-#include "csrc/kernels/cpu_join.h"
-#include "csrc/kernels/cpu_scatter.h"
-#include "csrc/kernels/kernels.h"
 
 namespace hvd_sparse {
-namespace {
+namespace cpu {
 
-class CpuKernelsImpl final : public Kernels {
- public:
-  bool UpdatesVelocities() const override { return true; }
+std::unique_ptr<Candidates> KernelsOfCpu::NewCandidates(Span<float> bucket, std::int64_t filled,
+                                                        std::int64_t room, SparseBlock* out) const {
+  return std::make_unique<CpuCandidates>(bucket, filled, room, out);
+}
 
-  std::int64_t Accumulate(const Feedback& feedback) const override {
-    return cpu::Accumulate(feedback);
+void KernelsOfCpu::Copy(Span<const float> from, Span<float> to, StreamHandle /*stream*/) const {
+  std::copy(from.begin(), from.end(), to.begin());
+}
+
+void KernelsOfCpu::Decay(Span<float> residual, float decay, StreamHandle /*stream*/) const {
+  for (float& value : residual) value *= decay;
+}
+
+void CpuCandidates::TakeAt(Span<float> residual, Span<const Index> positions) {
+  const Room room = Free();
+  const Index offset = OffsetIn(bucket_, residual);
+  const std::int64_t count = std::min(positions.size, room.size);
+  for (std::int64_t i = 0; i < count; ++i) {
+    room.indices[i] = offset + positions[i];
+    room.values[i] = residual[positions[i]];
+    residual[positions[i]] = 0;
   }
+  count_ += count;
+}
 
-  TopKCut FindTopK(Span<const float> dense, std::int64_t k) const override {
-    return cpu::FindTopK(dense, k);
+void CpuCandidates::KeepTopK(std::int64_t k) {
+  count_ = CpuKernels().KeepTopK(k, begin_, end(), out_, bucket_) - begin_;
+}
+
+void CpuCandidates::Keep(const SignGroup& group) {
+  auto keeps = group.Keeps();
+  std::int64_t kept = begin_;
+  for (std::int64_t i = begin_; i < end(); ++i) {
+    if (!keeps(out_->values()[i])) continue;
+    std::swap(out_->indices()[kept], out_->indices()[i]);
+    std::swap(out_->values()[kept++], out_->values()[i]);
   }
+  CpuKernels().PutBack(*out_, kept, end(), bucket_);
+  count_ = kept - begin_;
+}
 
-  std::unique_ptr<Candidates> NewCandidates(Span<float> bucket, std::int64_t filled,
-                                            std::int64_t room, SparseBlock* out) const override {
-    return std::make_unique<cpu::CpuCandidates>(bucket, filled, room, out);
-  }
+void CpuCandidates::PutBack() {
+  CpuKernels().PutBack(*out_, begin_, end(), bucket_);
+  count_ = 0;
+}
 
-  Moments ComputeMoments(Span<const float> dense) const override {
-    return cpu::ComputeMoments(dense);
-  }
+float CpuCandidates::Smallest() {
+  float smallest = INFINITY;
+  for (const float value : values()) smallest = std::min(smallest, std::fabs(value));
+  return smallest;
+}
 
-  std::int64_t CountAbove(Span<const float> dense, float threshold) const override {
-    return cpu::CountAbove(dense, threshold);
-  }
+SignSums CpuCandidates::LargestOfSigns(std::int64_t k) {
+  return hvd_sparse::LargestOfSigns(values(), k);
+}
 
-  void Sample(const Feedback& feedback, std::int64_t count, std::uint64_t seed,
-              std::vector<float>* sample) const override {
-    cpu::Sample(feedback, count, seed, sample);
-  }
-
-  void Merge(const SparseBlock& own, const SparseBlock& theirs, SparseBlock* out) const override {
-    cpu::Merge(own, theirs, out);
-  }
-
-  std::int64_t KeepTopK(std::int64_t k, std::int64_t begin, std::int64_t end, SparseBlock* block,
-                        Span<float> residual) const override {
-    return cpu::KeepTopK(k, begin, end, block, residual);
-  }
-
-  void PutBack(const SparseBlock& block, std::int64_t begin, std::int64_t end,
-               Span<float> residual) const override {
-    cpu::PutBack(block, begin, end, residual);
-  }
-
-  void Settle(const SparseBlock& selected, const SparseBlock& reduced,
-              Span<float> residual) const override {
-    cpu::Settle(selected, reduced, residual);
-  }
-
-  void AddErrors(Span<const std::pair<Index, float>> errors, Span<float> residual,
-                 std::vector<std::pair<Index, float>>* undo) const override {
-    cpu::AddErrors(errors, residual, undo);
-  }
-
-  void Restore(Span<const std::pair<Index, float>> undo, Span<float> residual) const override {
-    cpu::Restore(undo, residual);
-  }
-
-  std::int64_t Scatter(const SparseBlock& reduced, float scale, Index offset, GradView grad,
-                       Span<float> residual, std::vector<std::pair<Index, float>>* undo,
-                       float loss_scale) const override {
-    return cpu::Scatter(reduced, scale, offset, grad, residual, undo, loss_scale);
-  }
-
-  std::unique_ptr<ResidualAfterJoin> NewResidualAfterJoin() const override {
-    return std::make_unique<cpu::ResidualEntries>();
-  }
-
-  void Join(const UnsentParts& parts, GradView gradient, StreamHandle /*stream*/,
-            ResidualAfterJoin* after) const override {
-    cpu::Join(parts, gradient, static_cast<cpu::ResidualEntries*>(after));
-  }
-
-  bool SetResidual(const ResidualAfterJoin& after, Span<float> residual,
-                   StreamHandle /*stream*/) const override {
-    return cpu::SetResidual(static_cast<const cpu::ResidualEntries&>(after), residual);
-  }
-
-  void Copy(Span<const float> from, Span<float> to, StreamHandle /*stream*/) const override {
-    std::copy(from.begin(), from.end(), to.begin());
-  }
-
-  void Decay(Span<float> residual, float decay, StreamHandle /*stream*/) const override {
-    for (float& value : residual) value *= decay;
-  }
-};
-
-}  // namespace
+}  // namespace cpu
 
 const Kernels& CpuKernels() {
-  static const CpuKernelsImpl kernels;
+  static const cpu::KernelsOfCpu kernels;
   return kernels;
 }
 

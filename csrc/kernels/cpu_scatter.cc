@@ -4,8 +4,6 @@
 /// is then streamed past the caches: the processor need not read the lines that it overwrites,
 /// which halves the traffic of a memset followed by scattered writes.
 
-#include "csrc/kernels/cpu_scatter.h"
-
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -16,7 +14,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "csrc/kernels/cpu_blocks.h"
+#include "csrc/kernels/cpu_kernels.h"
 #include "csrc/kernels/half.h"
 #include "csrc/kernels/parallel.h"
 
@@ -159,12 +157,12 @@ HVD_SPARSE_INLINE std::int64_t WriteWide(const float* __restrict sums, std::int6
 }
 
 HVD_SPARSE_CLONES
-std::int64_t WriteFloat(const float* sums, std::int64_t size, float scale, float* grad) {
+std::int64_t WriteNumbers(const float* sums, std::int64_t size, float scale, float* grad) {
   return WriteWide(sums, size, scale, grad);
 }
 
 HVD_SPARSE_CLONES
-std::int64_t WriteDouble(const float* sums, std::int64_t size, float scale, double* grad) {
+std::int64_t WriteNumbers(const float* sums, std::int64_t size, float scale, double* grad) {
   return WriteWide(sums, size, scale, grad);
 }
 
@@ -192,38 +190,22 @@ std::int64_t WriteNarrow(Span<const float> sums, float scale, T* grad, Span<floa
 std::int64_t WriteDense(Span<const float> sums, float scale, GradView grad, Span<float> residual,
                         Index offset, std::vector<std::pair<Index, float>>* undo,
                         float loss_scale) {
-  switch (grad.dtype) {
-    case DType::kFloat32:
-      return WriteFloat(sums.data, sums.size, scale, static_cast<float*>(grad.data));
-    case DType::kFloat64:
-      return WriteDouble(sums.data, sums.size, scale, static_cast<double*>(grad.data));
-    case DType::kFloat16:
-      return WriteNarrow(sums, scale, static_cast<Float16*>(grad.data), residual, offset, undo,
-                         loss_scale);
-    case DType::kBFloat16:
-      return WriteNarrow(sums, scale, static_cast<BFloat16*>(grad.data), residual, offset, undo,
-                         loss_scale);
-  }
-  Throw(ErrorKind::kInvalidArgument, "unknown number type ", static_cast<int>(grad.dtype));
+  return WithNumbersOf(grad, [&](auto* data) {
+    if constexpr (sizeof(*data) < sizeof(float)) {
+      return WriteNarrow(sums, scale, data, residual, offset, undo, loss_scale);
+    } else {
+      return WriteNumbers(sums.data, sums.size, scale, data);
+    }
+  });
 }
 
-std::int64_t Scatter(const SparseBlock& reduced, float scale, Index offset, GradView grad,
-                     Span<float> residual, std::vector<std::pair<Index, float>>* undo,
-                     float loss_scale) {
-  const auto as = [&](auto* data) {
+std::int64_t KernelsOfCpu::Scatter(const SparseBlock& reduced, float scale, Index offset,
+                                   GradView grad, Span<float> residual,
+                                   std::vector<std::pair<Index, float>>* undo,
+                                   float loss_scale) const {
+  return WithNumbersOf(grad, [&](auto* data) {
     return ScatterAs(reduced, scale, offset, Span(data, grad.numel), residual, undo, loss_scale);
-  };
-  switch (grad.dtype) {
-    case DType::kFloat32:
-      return as(static_cast<float*>(grad.data));
-    case DType::kFloat64:
-      return as(static_cast<double*>(grad.data));
-    case DType::kFloat16:
-      return as(static_cast<Float16*>(grad.data));
-    case DType::kBFloat16:
-      return as(static_cast<BFloat16*>(grad.data));
-  }
-  Throw(ErrorKind::kInvalidArgument, "unknown number type ", static_cast<int>(grad.dtype));
+  });
 }
 
 }  // namespace hvd_sparse::cpu

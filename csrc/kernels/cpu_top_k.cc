@@ -8,7 +8,7 @@
 #include <algorithm>
 
 #include "csrc/kernels/clones.h"
-#include "csrc/kernels/cpu_dense.h"
+#include "csrc/kernels/cpu_kernels.h"
 #include "csrc/kernels/half.h"
 #include "csrc/kernels/hits.h"
 #include "csrc/kernels/radix.h"
@@ -80,12 +80,12 @@ std::uint32_t LikelyFloor(Span<const float> dense, std::int64_t k) {
                  });
   const double fraction = static_cast<double>(size) / static_cast<double>(dense.size);
   const auto rank = static_cast<std::int64_t>(2.0 * fraction * static_cast<double>(k)) + 1;
-  return FloatBits(FindTopK(sample, std::min(rank, size)).magnitude);
+  return FloatBits(CpuKernels().FindTopK(sample, std::min(rank, size)).magnitude);
 }
 
 }  // namespace
 
-TopKCut FindTopK(Span<const float> dense, std::int64_t k) {
+TopKCut KernelsOfCpu::FindTopK(Span<const float> dense, std::int64_t k) const {
   // Nearly all entries are far below the floor and are skipped. If the floor is too high, all are
   // counted.
   std::int64_t rest = k;
@@ -106,9 +106,9 @@ TopKCut FindTopK(Span<const float> dense, std::int64_t k) {
   return {BitsFloat(prefix), rest};
 }
 
-std::int64_t TakeCut(Span<float> residual, TopKCut cut, Index offset, Room room) {
-  return TakeLargest(residual.data, residual.size, FloatBits(cut.magnitude), cut.ties, offset,
-                     room);
+void CpuCandidates::TakeCut(Span<float> residual, TopKCut cut) {
+  count_ += TakeLargest(residual.data, residual.size, FloatBits(cut.magnitude), cut.ties,
+                        OffsetIn(bucket_, residual), Free());
 }
 
 }  // namespace hvd_sparse::cpu

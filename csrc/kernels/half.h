@@ -4,8 +4,7 @@
 /// Giesen, "Float->half variants" (https://gist.github.com/rygorous/2156668): adding a magic number
 /// lets the float adder round subnormal results.
 
-#ifndef HVD_SPARSE_KERNELS_HALF_H_
-#define HVD_SPARSE_KERNELS_HALF_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -127,5 +126,3 @@ HVD_SPARSE_INLINE float Largest<Float16>() {
 }
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_KERNELS_HALF_H_

@@ -3,8 +3,7 @@
 /// The hits of a block are first only counted, which is vectorised; most blocks have none. If there
 /// are any, a bit mask locates them, so that work per entry is done for hits only.
 
-#ifndef HVD_SPARSE_KERNELS_HITS_H_
-#define HVD_SPARSE_KERNELS_HITS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstddef>
@@ -63,5 +62,3 @@ HVD_SPARSE_INLINE std::int64_t ForEachHit(const float* dense, std::int64_t size,
 }
 
 }  // namespace hvd_sparse::cpu
-
-#endif  // HVD_SPARSE_KERNELS_HITS_H_

@@ -9,15 +9,13 @@
 /// Residuals and gradients lie on the device of the kernels. Blocks and all other arguments and
 /// results lie in CPU memory.
 
-#ifndef HVD_SPARSE_KERNELS_KERNELS_H_
-#define HVD_SPARSE_KERNELS_KERNELS_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include "csrc/base/device.h"
 #include "csrc/base/sparse_block.h"
 #include "csrc/base/types.h"
 #include "csrc/kernels/candidates.h"
@@ -230,5 +228,3 @@ const Kernels& CpuKernels();
 const char* CpuInstructionSet();
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_KERNELS_KERNELS_H_

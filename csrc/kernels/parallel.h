@@ -3,8 +3,7 @@
 /// A pool of our own would compete with PyTorch's threads, which spin for a while after each
 /// operation. On the thread that runs PyTorch's operations, OpenMP reuses those very threads.
 
-#ifndef HVD_SPARSE_KERNELS_PARALLEL_H_
-#define HVD_SPARSE_KERNELS_PARALLEL_H_
+#pragma once
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -61,5 +60,3 @@ void RunParts(std::int64_t parts, Work work) {
 }
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_KERNELS_PARALLEL_H_

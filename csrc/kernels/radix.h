@@ -1,7 +1,6 @@
 /// The step shared by radix selects: finding the digit of the k-th largest entry.
 
-#ifndef HVD_SPARSE_KERNELS_RADIX_H_
-#define HVD_SPARSE_KERNELS_RADIX_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -34,5 +33,3 @@ inline std::uint32_t FindDigit(const Histogram& histogram, std::int64_t* k) {
 }
 
 }  // namespace hvd_sparse::cpu
-
-#endif  // HVD_SPARSE_KERNELS_RADIX_H_

@@ -4,8 +4,7 @@
 /// consist of additions, multiplications and divisions, which IEEE 754 rounds alike everywhere (the
 /// build forbids fused ones); their error is a few units in the last place.
 
-#ifndef HVD_SPARSE_KERNELS_SAME_MATH_H_
-#define HVD_SPARSE_KERNELS_SAME_MATH_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -57,5 +56,3 @@ HVD_SPARSE_INLINE double SameExp(double x) {
 }
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_KERNELS_SAME_MATH_H_

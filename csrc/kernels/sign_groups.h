@@ -1,7 +1,6 @@
 /// The largest entries of either sign among values that were taken from a segment.
 
-#ifndef HVD_SPARSE_KERNELS_SIGN_GROUPS_H_
-#define HVD_SPARSE_KERNELS_SIGN_GROUPS_H_
+#pragma once
 
 #include <array>
 #include <cmath>
@@ -51,5 +50,3 @@ std::vector<float>& MagnitudesOf(const SignGroup& group, Span<const float> value
 SignSums LargestOfSigns(Span<const float> values, std::int64_t k);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_KERNELS_SIGN_GROUPS_H_

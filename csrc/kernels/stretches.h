@@ -1,7 +1,6 @@
 /// Samples of a large array: cache lines spread over all of it.
 
-#ifndef HVD_SPARSE_KERNELS_STRETCHES_H_
-#define HVD_SPARSE_KERNELS_STRETCHES_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -40,5 +39,3 @@ void ForEachStretch(std::int64_t size, std::int64_t count, std::uint64_t seed, C
 }
 
 }  // namespace hvd_sparse::cpu
-
-#endif  // HVD_SPARSE_KERNELS_STRETCHES_H_

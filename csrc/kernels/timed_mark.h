@@ -1,10 +1,9 @@
 /// Points in the work of a device, and the time between them as measured by the device.
 
-#ifndef HVD_SPARSE_KERNELS_TIMED_MARK_H_
-#define HVD_SPARSE_KERNELS_TIMED_MARK_H_
+#pragma once
 
-#include "csrc/base/clock.h"
-#include "csrc/base/device.h"
+#include "csrc/base/process.h"
+#include "csrc/base/types.h"
 
 namespace hvd_sparse {
 
@@ -37,5 +36,3 @@ class CpuTimedMark final : public TimedMark {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_KERNELS_TIMED_MARK_H_

@@ -1,7 +1,6 @@
 /// The sparsifiers that the registry lists; private to csrc/sparsifiers.
 
-#ifndef HVD_SPARSE_SPARSIFIERS_BUILTIN_H_
-#define HVD_SPARSE_SPARSIFIERS_BUILTIN_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -35,5 +34,3 @@ inline double OptionOr(const SparsifierOptions& options, const std::string& name
 }
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_SPARSIFIERS_BUILTIN_H_

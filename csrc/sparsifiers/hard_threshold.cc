@@ -25,9 +25,6 @@ class HardThreshold final : public Sparsifier {
             "threshold of hard_threshold must be > 0 and finite in float32, got ", threshold);
   }
 
-  std::int64_t Capacity(std::int64_t k, std::int64_t numel) const override {
-    return std::min(k, numel);
-  }
   std::int64_t Room(std::int64_t k, std::int64_t numel) const override {
     return RoomForCandidates(k, numel);
   }

@@ -8,7 +8,7 @@
 ///     entry that is not among the 2k counts as the least of them, which bounds it
 ///     drop the smallest of these until their mean is at most twice the least
 ///
-/// The last step makes rounding errors of binary values exact (csrc/wire/binary_values.cc). It
+/// The last step makes rounding errors of binary values exact (csrc/wire/binary_coder.h). It
 /// drops nothing where the magnitude of an entry falls off like its rank^(-1/2) or slower, as in
 /// most gradients. All that is dropped stays in the residual.
 ///
@@ -70,9 +70,6 @@ bool IsClear(const SignSums& sums, std::int64_t k, float bound) {
 
 class OneSign final : public Sparsifier {
  public:
-  std::int64_t Capacity(std::int64_t k, std::int64_t numel) const override {
-    return std::min(k, numel);
-  }
   std::int64_t Room(std::int64_t k, std::int64_t numel) const override {
     return RoomForCandidates(BothSigns(k, numel), numel);
   }

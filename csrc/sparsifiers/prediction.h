@@ -5,8 +5,7 @@
 /// constant factor of the growth, so the growth is estimated, too: a proportional-integral
 /// controller on the logarithm of the threshold.
 
-#ifndef HVD_SPARSE_SPARSIFIERS_PREDICTION_H_
-#define HVD_SPARSE_SPARSIFIERS_PREDICTION_H_
+#pragma once
 
 #include <cstdint>
 
@@ -115,5 +114,3 @@ HVD_SPARSE_INLINE float PredictedWithRefresh(std::int64_t k, double refresh,
 }
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_SPARSIFIERS_PREDICTION_H_

@@ -50,10 +50,6 @@ class RandomK final : public Sparsifier {
  public:
   explicit RandomK(std::int64_t seed) : seed_(static_cast<std::uint64_t>(seed)) {}
 
-  std::int64_t Capacity(std::int64_t k, std::int64_t numel) const override {
-    return std::min(k, numel);
-  }
-
   void Select(std::int64_t k, SelectionState* state, Selection* selection) const override {
     const std::uint64_t place = Draw(seed_, static_cast<std::uint64_t>(selection->offset()));
     const std::uint64_t stream = Draw(place, state->NextDraw());

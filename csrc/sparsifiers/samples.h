@@ -1,7 +1,6 @@
 /// Samples of a segment: the thresholds estimated from them, and the exact top-k with their help.
 
-#ifndef HVD_SPARSE_SPARSIFIERS_SAMPLES_H_
-#define HVD_SPARSE_SPARSIFIERS_SAMPLES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -33,5 +32,3 @@ std::int64_t RoomForCandidates(std::int64_t k, std::int64_t numel);
 std::int64_t TakeTopKAbove(float threshold, std::int64_t k, Selection* selection);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_SPARSIFIERS_SAMPLES_H_

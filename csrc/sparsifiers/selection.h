@@ -6,8 +6,7 @@
 /// candidates (csrc/kernels/candidates.h). Those of a GPU lie there until their values are asked
 /// for, or the selection ends.
 
-#ifndef HVD_SPARSE_SPARSIFIERS_SELECTION_H_
-#define HVD_SPARSE_SPARSIFIERS_SELECTION_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -107,5 +106,3 @@ class Selection {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_SPARSIFIERS_SELECTION_H_

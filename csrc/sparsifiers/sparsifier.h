@@ -3,9 +3,9 @@
 /// A new one needs a file beside this one, a line in registry.cc and a dataclass in
 /// hvd_sparse/sparsifiers.py. The tests of the laws find it through the registry.
 
-#ifndef HVD_SPARSE_SPARSIFIERS_SPARSIFIER_H_
-#define HVD_SPARSE_SPARSIFIERS_SPARSIFIER_H_
+#pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -40,7 +40,9 @@ class Sparsifier {
   virtual ~Sparsifier() = default;
 
   /// The most entries that Select leaves in the block when it is asked for k of `numel`.
-  virtual std::int64_t Capacity(std::int64_t k, std::int64_t numel) const = 0;
+  virtual std::int64_t Capacity(std::int64_t k, std::int64_t numel) const {
+    return std::min(k, numel);
+  }
 
   /// The most entries of the segment that are in the block while Select works; >= Capacity.
   virtual std::int64_t Room(std::int64_t k, std::int64_t numel) const { return Capacity(k, numel); }
@@ -62,5 +64,3 @@ std::unique_ptr<const Sparsifier> MakeSparsifier(const std::string& name,
                                                  const SparsifierOptions& options);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_SPARSIFIERS_SPARSIFIER_H_

@@ -5,24 +5,17 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
-#include <cstring>
+
+#include "csrc/kernels/half.h"
 
 namespace hvd_sparse {
 namespace {
 
 std::int64_t BitsOf(double threshold) {
-  const float narrowed = static_cast<float>(std::clamp(threshold, 0.0, double{FLT_MAX}));
-  std::int32_t bits;
-  std::memcpy(&bits, &narrowed, sizeof(bits));
-  return bits;
+  return FloatBits(static_cast<float>(std::clamp(threshold, 0.0, double{FLT_MAX})));
 }
 
-float FloatOf(std::int64_t bits) {
-  const auto narrowed = static_cast<std::int32_t>(bits);
-  float value;
-  std::memcpy(&value, &narrowed, sizeof(value));
-  return value;
-}
+float FloatOf(std::int64_t bits) { return BitsFloat(static_cast<std::uint32_t>(bits)); }
 
 }  // namespace
 

@@ -6,8 +6,7 @@
 /// one in log-log for all others, so a secant there needs few probes. Every third probe halves
 /// the bracket instead, on the bits of the float, so that no input makes the search crawl.
 
-#ifndef HVD_SPARSE_SPARSIFIERS_THRESHOLD_SEARCH_H_
-#define HVD_SPARSE_SPARSIFIERS_THRESHOLD_SEARCH_H_
+#pragma once
 
 #include <cstdint>
 
@@ -55,5 +54,3 @@ class ThresholdSearch {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_SPARSIFIERS_THRESHOLD_SEARCH_H_

@@ -13,8 +13,7 @@
 /// If there are fewer than 2k/3 non-zeros, all of them are taken. Entries that do not fit into a
 /// step's block are smaller than those that do, never just of a higher index.
 
-#ifndef HVD_SPARSE_SPARSIFIERS_THRESHOLD_SPARSIFIER_H_
-#define HVD_SPARSE_SPARSIFIERS_THRESHOLD_SPARSIFIER_H_
+#pragma once
 
 #include <cstdint>
 
@@ -51,5 +50,3 @@ class ThresholdSparsifier : public Sparsifier {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_SPARSIFIERS_THRESHOLD_SPARSIFIER_H_

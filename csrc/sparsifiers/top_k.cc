@@ -36,9 +36,6 @@ double IndexOfCandidates(float tried, std::int64_t above, float smallest, Select
 
 class TopK final : public Sparsifier {
  public:
-  std::int64_t Capacity(std::int64_t k, std::int64_t numel) const override {
-    return std::min(k, numel);
-  }
   std::int64_t Room(std::int64_t k, std::int64_t numel) const override {
     return RoomForCandidates(k, numel);
   }

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "csrc/base/buffer.h"
-#include "csrc/kernels/cpu_scatter.h"
+#include "csrc/kernels/cpu_kernels.h"
 #include "csrc/wire/dense_work.h"
 #include "csrc/wire/value_coding.h"
 

@@ -6,15 +6,14 @@
 /// have the same bits. Residuals and gradients lie on the device; codes, sums and all other
 /// arguments lie in CPU memory.
 
-#ifndef HVD_SPARSE_WIRE_DENSE_WORK_H_
-#define HVD_SPARSE_WIRE_DENSE_WORK_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
 
 #include "csrc/base/types.h"
 #include "csrc/kernels/kernels.h"
-#include "csrc/wire/dense_coding.h"
+#include "csrc/wire/value_coding.h"
 
 namespace hvd_sparse {
 
@@ -87,5 +86,3 @@ class DenseWork {
 std::unique_ptr<DenseWork> NewCpuDenseWork();
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_WIRE_DENSE_WORK_H_

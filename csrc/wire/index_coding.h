@@ -14,8 +14,7 @@
 /// Elias, "Efficient storage and retrieval by content and address of static files", JACM 1974;
 /// Fano, "On the number of bits required to implement an associative memory", MIT 1971.
 
-#ifndef HVD_SPARSE_WIRE_INDEX_CODING_H_
-#define HVD_SPARSE_WIRE_INDEX_CODING_H_
+#pragma once
 
 #include <cstdint>
 
@@ -56,5 +55,3 @@ bool DecodeIndices(const std::uint8_t* code, std::int64_t readable, const IndexS
 bool Ascend(const Index* indices, std::int64_t count, std::int64_t end);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_WIRE_INDEX_CODING_H_

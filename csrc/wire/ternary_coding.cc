@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "csrc/kernels/half.h"
-#include "csrc/wire/fields.h"
+#include "csrc/wire/codes.h"
 #include "csrc/wire/words.h"
 #include "csrc/wire/zero_runs.h"
 

@@ -2,7 +2,7 @@
 ///
 ///     M, float32 | bytes of the code, uint32 | code
 ///
-/// The values are cut into blocks of 320, whose codes are words as in fields.h with 20 fields:
+/// The values are cut into blocks of 320, whose codes are words as in codes.h with 20 fields:
 /// field 4 k + p of a word is digit k of its byte p. A byte is 81 d0 + 27 d1 + 9 d2 + 3 d3 + d4,
 /// with digits of 0, 1 and 2 for -M, 0 and M. In the sequence of
 /// all bytes, a run of 2 to 14 bytes of 121, which are zeros, becomes one byte 243 + (length - 2).
@@ -15,13 +15,12 @@
 /// Lim, Andersen, Kaminsky, "3LC: Lightweight and effective traffic compression for distributed
 /// machine learning", MLSys 2019 (https://arxiv.org/abs/1802.07389).
 
-#ifndef HVD_SPARSE_WIRE_TERNARY_CODING_H_
-#define HVD_SPARSE_WIRE_TERNARY_CODING_H_
+#pragma once
 
 #include <cstdint>
 
 #include "csrc/base/types.h"
-#include "csrc/wire/ternary_digits.h"
+#include "csrc/wire/codes.h"
 
 namespace hvd_sparse {
 
@@ -44,5 +43,3 @@ std::int64_t DecodeTernary(Span<const std::uint8_t> code, Span<float> out);
 std::int64_t AddTernary(Span<const std::uint8_t> code, Span<float> sum);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_WIRE_TERNARY_CODING_H_

@@ -1,165 +1,157 @@
 #include "csrc/wire/value_coding.h"
 
 #include <algorithm>
-#include <cstring>
 
-#include "csrc/kernels/cpu_dense.h"
-#include "csrc/wire/binary_values.h"
-#include "csrc/wire/narrow_floats.h"
-#include "csrc/wire/scaled_values.h"
+#include "csrc/base/error.h"
+#include "csrc/kernels/clones.h"
+#include "csrc/kernels/cpu_kernels.h"
+#include "csrc/wire/binary_coder.h"
+#include "csrc/wire/float_coder.h"
+#include "csrc/wire/integer_coder.h"
+#include "csrc/wire/ternary_coding.h"
 
 namespace hvd_sparse {
 namespace {
 
-template <typename T>
-HVD_SPARSE_INLINE void Round(float* values, std::int64_t count) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    values[i] = BitsFloat(RoundedBits<T>(FloatBits(values[i])));
+/// Calls call(coder) with the coder of a type that sparse blocks and dense messages have.
+///
+///     Round, Encode     of RoundValues and EncodeValues
+///     Take              of TakeCoded; returns false if a value exceeds LargestCarried
+///     Decode<kInto>     returns false for bytes that are no code of such values
+template <typename Call>
+HVD_SPARSE_INLINE auto WithCoder(Values type, Call call) {
+  switch (type) {
+    case Values::kFloat32:
+      return call(FloatCoder<float>());
+    case Values::kFloat16:
+      return call(FloatCoder<Float16>());
+    case Values::kBFloat16:
+      return call(FloatCoder<BFloat16>());
+    case Values::kInt8:
+      return call(IntegerCoder<Int8>());
+    case Values::kInt4:
+      return call(IntegerCoder<Int4>());
+    case Values::kTernary:
+    case Values::kBinary:
+      break;
   }
+  RefuseType(type);
 }
 
-template <typename T>
-HVD_SPARSE_INLINE void RoundWithErrors(float* __restrict values, std::int64_t count,
-                                       float* __restrict errors) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    const float value = values[i], rounded = BitsFloat(RoundedBits<T>(FloatBits(value)));
-    const bool is_finite = (FloatBits(value) & kInfinity) != kInfinity;
-    errors[i] = BitsFloat(Choose(is_finite, FloatBits(value - rounded), 0));
-    values[i] = rounded;
-  }
+/// Like WithCoder, for types of sparse blocks.
+template <typename Call>
+HVD_SPARSE_INLINE auto WithBlockCoder(Values type, Call call) {
+  return type == Values::kBinary ? call(BinaryCoder()) : WithCoder(type, call);
 }
 
-template <typename T>
-HVD_SPARSE_INLINE bool Encode(const float* __restrict values, std::int64_t count,
-                              std::uint8_t* __restrict code) {
-  std::uint32_t lost = 0;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const std::uint32_t bits = FloatBits(values[i]);
-    lost |= RoundedBits<T>(bits) ^ bits;
-    const auto packed = static_cast<std::uint16_t>(PackedBits<T>(bits));
-    std::memcpy(code + 2 * i, &packed, sizeof(packed));
-  }
-  return lost == 0;
+HVD_SPARSE_CLONES bool Take(Values type, Span<float> values, std::uint8_t* code) {
+  return WithCoder(
+      type, [=](auto coder) __attribute__((always_inline)) { return coder.Take(values, code); });
 }
 
-template <typename T>
-HVD_SPARSE_INLINE void Decode(const std::uint8_t* __restrict code, std::int64_t count,
-                              float* __restrict values) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    T narrow;
-    std::memcpy(&narrow.bits, code + 2 * i, sizeof(narrow.bits));
-    values[i] = Widen(narrow);
-  }
+/// Decodes values of all types but ternary.
+HVD_SPARSE_CLONES bool Decode(Values type, Into into, const std::uint8_t* code, Span<float> out) {
+  return WithCoder(type, [=](auto coder) __attribute__((always_inline)) {
+    return into == Into::kSum ? coder.template Decode<Into::kSum>(code, out)
+                              : coder.template Decode<Into::kDense>(code, out);
+  });
 }
 
-HVD_SPARSE_CLONES void RoundToBFloat16(float* values, std::int64_t count) {
-  Round<BFloat16>(values, count);
-}
-HVD_SPARSE_CLONES void RoundToFloat16(float* values, std::int64_t count) {
-  Round<Float16>(values, count);
-}
-HVD_SPARSE_CLONES void SplitToBFloat16(float* values, std::int64_t count, float* errors) {
-  RoundWithErrors<BFloat16>(values, count, errors);
-}
-HVD_SPARSE_CLONES void SplitToFloat16(float* values, std::int64_t count, float* errors) {
-  RoundWithErrors<Float16>(values, count, errors);
-}
-HVD_SPARSE_CLONES bool EncodeBFloat16(const float* values, std::int64_t count, std::uint8_t* code) {
-  return Encode<BFloat16>(values, count, code);
-}
-HVD_SPARSE_CLONES bool EncodeFloat16(const float* values, std::int64_t count, std::uint8_t* code) {
-  return Encode<Float16>(values, count, code);
-}
-HVD_SPARSE_CLONES void DecodeBFloat16(const std::uint8_t* code, std::int64_t count, float* values) {
-  Decode<BFloat16>(code, count, values);
-}
-HVD_SPARSE_CLONES void DecodeFloat16(const std::uint8_t* code, std::int64_t count, float* values) {
-  Decode<Float16>(code, count, values);
+std::int64_t DecodeDense(Values type, Into into, Span<const std::uint8_t> code, Span<float> out) {
+  std::int64_t bytes = -1;
+  if (type == Values::kTernary) {
+    bytes = into == Into::kSum ? AddTernary(code, out) : DecodeTernary(code, out);
+  } else {
+    const std::int64_t needed = ValueBytes(type, out.size);
+    if (needed <= code.size && Decode(type, into, code.data, out)) bytes = needed;
+  }
+  if (bytes >= 0) return bytes;
+  Throw(ErrorKind::kExchangeFailed, "received ", code.size, " bytes that do not hold ", out.size,
+        " finite values of type ", NameOf(type), ": the message is corrupt");
 }
 
-/// Has no early return, which would keep the loop from being vectorised.
-HVD_SPARSE_CLONES bool AllFinite(const float* values, std::int64_t count) {
-  std::uint32_t special = 0;
-  for (std::int64_t i = 0; i < count; ++i) {
-    special |= static_cast<std::uint32_t>((FloatBits(values[i]) & ~kSign) >= kInfinity);
-  }
-  return special == 0;
+HVD_SPARSE_CLONES float LargestOf(Span<const float> values) {
+  return BitsFloat(LargestMagnitude(values.data, values.size));
 }
 
 }  // namespace
 
-void RoundValues(Values type, float* values, std::int64_t count, float* errors) {
-  switch (type) {
-    case Values::kFloat32:
-      if (errors != nullptr) std::fill_n(errors, count, 0.0f);
-      return;
-    case Values::kFloat16:
-      return errors == nullptr ? RoundToFloat16(values, count)
-                               : SplitToFloat16(values, count, errors);
-    case Values::kBFloat16:
-      return errors == nullptr ? RoundToBFloat16(values, count)
-                               : SplitToBFloat16(values, count, errors);
-    case Values::kInt8:
-      return RoundToInt8(values, count, errors);
-    case Values::kInt4:
-      return RoundToInt4(values, count, errors);
-    case Values::kBinary:
-      return RoundToBinary(values, count, errors);
-    case Values::kTernary:
-      break;
-  }
-  RefuseType(type);
-}
-
-bool EncodeValues(Values type, const float* values, std::int64_t count, std::uint8_t* code) {
-  switch (type) {
-    case Values::kFloat32:
-      std::memcpy(code, values, sizeof(float) * static_cast<std::size_t>(count));
-      return true;
-    case Values::kFloat16:
-      return EncodeFloat16(values, count, code);
-    case Values::kBFloat16:
-      return EncodeBFloat16(values, count, code);
-    case Values::kInt8:
-      return EncodeInt8(values, count, code);
-    case Values::kInt4:
-      return EncodeInt4(values, count, code);
-    case Values::kBinary:
-      return EncodeBinary(values, count, code);
-    case Values::kTernary:
-      break;
-  }
-  RefuseType(type);
-}
-
 std::int64_t CountNotCarried(Values type, Span<const float> values) {
   const float largest = LargestCarried(type);
-  return largest < FLT_MAX ? cpu::CountAbove(values, largest) : 0;
+  return largest < FLT_MAX ? CpuKernels().CountAbove(values, largest) : 0;
 }
 
-bool AreFinite(const float* values, std::int64_t count) { return AllFinite(values, count); }
-
-bool DecodeValues(Values type, const std::uint8_t* code, std::int64_t count, float* values) {
-  switch (type) {
-    case Values::kFloat32:
-      std::memcpy(values, code, sizeof(float) * static_cast<std::size_t>(count));
-      return true;
-    case Values::kFloat16:
-      DecodeFloat16(code, count, values);
-      return true;
-    case Values::kBFloat16:
-      DecodeBFloat16(code, count, values);
-      return true;
-    case Values::kInt8:
-      return DecodeInt8Values(code, count, values);
-    case Values::kInt4:
-      return DecodeInt4Values(code, count, values);
-    case Values::kBinary:
-      return DecodeBinary(code, count, values);
-    case Values::kTernary:
-      break;
+/// Has no early return, which would keep the loop from being vectorised.
+HVD_SPARSE_CLONES bool AreFinite(const float* values, std::int64_t count) {
+  std::uint32_t special = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    special |= static_cast<std::uint32_t>(!IsFiniteNumber(values[i]));
   }
-  RefuseType(type);
+  return special == 0;
+}
+
+HVD_SPARSE_CLONES
+void RoundValues(Values type, float* values, std::int64_t count, float* errors) {
+  WithBlockCoder(type, [=](auto coder) __attribute__((always_inline)) {
+    coder.Round({values, count}, errors);
+  });
+}
+
+HVD_SPARSE_CLONES
+bool EncodeValues(Values type, const float* values, std::int64_t count, std::uint8_t* code) {
+  return WithBlockCoder(type, [=](auto coder) __attribute__((always_inline)) {
+    return coder.Encode({values, count}, code);
+  });
+}
+
+HVD_SPARSE_CLONES
+bool DecodeValues(Values type, const std::uint8_t* code, std::int64_t count, float* values) {
+  return WithBlockCoder(type, [=](auto coder) __attribute__((always_inline)) {
+    return coder.template Decode<Into::kBlock>(code, {values, count});
+  });
+}
+
+std::int64_t MostCodeBytes(Values values, std::int64_t count) {
+  return values == Values::kTernary ? MostTernaryBytes(count) : ValueBytes(values, count);
+}
+
+std::int64_t TakeCoded(DenseFormat format, Span<float> values, std::uint8_t* code,
+                       std::int64_t* not_carried) {
+  if (format.values == Values::kTernary) {
+    return TakeTernary(TernaryScale(format.sparsity, LargestOf(values)), values, code);
+  }
+  // What is not carried is its own error.
+  if (!Take(format.values, values, code)) *not_carried += CountNotCarried(format.values, values);
+  return ValueBytes(format.values, values.size);
+}
+
+std::int64_t AccumulateAndTakeCoded(DenseFormat format, const Feedback& feedback,
+                                    std::uint8_t* code, std::int64_t* refused) {
+  constexpr std::int64_t kTile = 256;  // entries at a time, a multiple of kScaledBlock
+  const Values type = format.values;
+  const Span<float> residual = feedback.residual;
+  float largest = 0;
+  for (std::int64_t begin = 0; begin < residual.size; begin += kTile) {
+    const Span<float> tile = residual.Sub(begin, std::min(kTile, residual.size - begin));
+    const GradView grad = feedback.grad.Sub(begin, tile.size);
+    *refused += cpu::AddGradient(grad.dtype, grad.data, tile.size, feedback.decay, feedback.scale,
+                                 tile.data);
+    if (type == Values::kTernary) {
+      largest = std::max(largest, LargestOf(tile));
+    } else {
+      TakeCoded(format, tile, code + ValueBytes(type, begin), refused);
+    }
+  }
+  if (type != Values::kTernary) return ValueBytes(type, residual.size);
+  return TakeTernary(TernaryScale(format.sparsity, largest), residual, code);
+}
+
+std::int64_t DecodeInto(Values values, Span<const std::uint8_t> code, Span<float> out) {
+  return DecodeDense(values, Into::kDense, code, out);
+}
+
+std::int64_t AddDecoded(Values values, Span<const std::uint8_t> code, Span<float> sum) {
+  return DecodeDense(values, Into::kSum, code, sum);
 }
 
 }  // namespace hvd_sparse

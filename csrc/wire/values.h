@@ -1,7 +1,6 @@
 /// The types in which values travel, by the names of the option `values`.
 
-#ifndef HVD_SPARSE_WIRE_VALUES_H_
-#define HVD_SPARSE_WIRE_VALUES_H_
+#pragma once
 
 #include <cfloat>
 #include <cstdint>
@@ -67,5 +66,3 @@ Values AnyValuesFrom(const std::string& name);
 [[noreturn]] void RefuseType(Values values);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_WIRE_VALUES_H_

@@ -10,8 +10,7 @@
 /// Received data is not trusted. Positions must ascend and lie inside the bucket, and values must
 /// be finite unless the header's verdict is not.
 
-#ifndef HVD_SPARSE_WIRE_WIRE_FORMAT_H_
-#define HVD_SPARSE_WIRE_WIRE_FORMAT_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -71,5 +70,3 @@ void CheckPositions(const SparseBlock& block, std::int64_t numel);
 void CheckValues(const BlockHeader& header, const float* values, std::int64_t count);
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_WIRE_WIRE_FORMAT_H_

@@ -1,12 +1,13 @@
-/// Words of the codes of positions and values.
+/// What codes of positions and values share: words, and the largest magnitude of an array.
 
-#ifndef HVD_SPARSE_WIRE_WORDS_H_
-#define HVD_SPARSE_WIRE_WORDS_H_
+#pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
 #include "csrc/kernels/clones.h"
+#include "csrc/kernels/half.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -37,6 +38,13 @@ inline bool HasAvx512() {
 #endif
 }
 
-}  // namespace hvd_sparse
+/// Returns the bits of the largest magnitude among finite values.
+HVD_SPARSE_INLINE std::uint32_t LargestMagnitude(const float* values, std::int64_t count) {
+  std::int32_t largest = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    largest = std::max(largest, static_cast<std::int32_t>(FloatBits(values[i]) & 0x7fffffffu));
+  }
+  return static_cast<std::uint32_t>(largest);
+}
 
-#endif  // HVD_SPARSE_WIRE_WORDS_H_
+}  // namespace hvd_sparse

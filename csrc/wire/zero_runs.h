@@ -1,13 +1,12 @@
 /// Bytes of which runs of zeros are shortened: the last step of ternary_coding.h.
 
-#ifndef HVD_SPARSE_WIRE_ZERO_RUNS_H_
-#define HVD_SPARSE_WIRE_ZERO_RUNS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 
-#include "csrc/wire/ternary_digits.h"
+#include "csrc/wire/codes.h"
 #include "csrc/wire/words.h"
 
 namespace hvd_sparse {
@@ -116,5 +115,3 @@ class RunReader {
 };
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_WIRE_ZERO_RUNS_H_

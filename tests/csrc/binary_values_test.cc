@@ -1,7 +1,5 @@
 /// Binary values: all values of a block become one number, and each error is exact.
 
-#include "csrc/wire/binary_values.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>

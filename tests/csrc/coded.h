@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "csrc/wire/dense_coding.h"
+#include "csrc/wire/value_coding.h"
 #include "tests/csrc/entries.h"
 #include "tests/csrc/thrown.h"
 

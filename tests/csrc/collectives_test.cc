@@ -55,7 +55,7 @@ TEST(Collectives, EqualIndicesAddUpEverywhere) {
         SparseBlock block = BlockOf(5, 10, 3, static_cast<float>(comm.Rank()));
         CollectiveScratch scratch;
         CollectiveContext ctx{comm, CpuKernels(), scratch, 5, 5, "a test"};
-        FindCollective(name).AsSparse()->Run(&block, ctx);
+        FindCollective(name).run(&block, ctx);
         ASSERT_EQ(block.count(), 5);
         for (int i = 0; i < 5; ++i) {
           ASSERT_EQ(Position(block.indices()[i]), 10 + 3 * i);
@@ -74,7 +74,7 @@ TEST(GTopK, SendsEightKBytesARound) {
       SparseBlock block = BlockOf(kK, comm.Rank(), 64, 1.0f);
       CollectiveScratch scratch;
       CollectiveContext ctx{comm, CpuKernels(), scratch, kK, kK, "a test"};
-      FindCollective("gtopk").AsSparse()->Run(&block, ctx);
+      FindCollective("gtopk").run(&block, ctx);
       const auto rounds = static_cast<std::int64_t>(std::log2(size));
       ASSERT_EQ(ctx.bytes_sent, rounds * SparseBlock::MessageBytes(kK));
       ASSERT_EQ(block.count(), kK);
@@ -89,7 +89,7 @@ TEST(GTopK, SendsSlackTimesAsMuchAfterTheFirstRound) {
       SparseBlock block = BlockOf(kK, comm.Rank(), 64, 1.0f);
       CollectiveScratch scratch;
       CollectiveContext ctx{comm, CpuKernels(), scratch, kK, kK, "a test", 640, {1.5}};
-      FindCollective("gtopk").AsSparse()->Run(&block, ctx);
+      FindCollective("gtopk").run(&block, ctx);
       const auto more = static_cast<std::int64_t>(std::log2(size)) - 1;
       ASSERT_EQ(ctx.bytes_sent,
                 SparseBlock::MessageBytes(kK) + more * SparseBlock::MessageBytes(kKept));
@@ -105,7 +105,7 @@ TEST(Allgather, SendsEveryBlockToEveryOtherRank) {
       SparseBlock block = BlockOf(k, comm.Rank(), 32, 1.0f);
       CollectiveScratch scratch;
       CollectiveContext ctx{comm, CpuKernels(), scratch, 10, 32, "a test"};
-      FindCollective("allgather").AsSparse()->Run(&block, ctx);
+      FindCollective("allgather").run(&block, ctx);
       std::int64_t others = 0, total = 0;
       for (int rank = 0; rank < size; ++rank) {
         total += 10 + rank;
@@ -128,7 +128,7 @@ TEST(Collectives, EndOnAllRanksOrHoldTheSumWhereCapacitiesDiffer) {
         const std::int64_t capacity = comm.Rank() == size - 1 ? kNumel : 5;
         CollectiveContext ctx{comm, CpuKernels(), scratch, 5, capacity, "a test", kNumel};
         try {
-          FindCollective(name).AsSparse()->Run(&block, ctx);
+          FindCollective(name).run(&block, ctx);
           ASSERT_EQ(block.count(), 5);
           ASSERT_EQ(block.values()[4], 5.0f * static_cast<float>(size));
           ++finished;
@@ -152,7 +152,7 @@ TEST(Collectives, TellTheWorstVerdictToAll) {
         if (comm.Rank() >= size / 2) block.header().verdict = Verdict::BadGradient(comm.Rank());
         CollectiveScratch scratch;
         CollectiveContext ctx{comm, CpuKernels(), scratch, 2, 2, "a test"};
-        FindCollective(name).AsSparse()->Run(&block, ctx);
+        FindCollective(name).run(&block, ctx);
         ASSERT_EQ(block.header().verdict, Verdict::BadGradient(size / 2));
       });
     }
@@ -161,7 +161,7 @@ TEST(Collectives, TellTheWorstVerdictToAll) {
 
 TEST(Collectives, TrimLeavesWhatTheyCarryAndReturnsTheRest) {
   for (const std::string& name : CollectiveNames()) {
-    const SparseAllreduce& collective = *FindCollective(name).AsSparse();
+    const Collective& collective = FindCollective(name);
     SparseBlock block = BlockOf(5, 2, 2, 1.0f);  // values 1 to 5, taken from a residual
     std::vector<float> residual(12, 0.5f), expected = residual;
     for (Index i = 2; i <= 10; i += 2) residual[i] = expected[i] = 0;

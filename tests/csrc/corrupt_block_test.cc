@@ -146,7 +146,7 @@ TEST(CorruptBlock, ThatEndsEarlyInAnAllgatherIsRefused) {
       comm.Transfer({&half, 1}, {}, "a test");
       return;
     }
-    const Error error = Thrown([&] { FindCollective("allgather").AsSparse()->Run(&block, ctx); });
+    const Error error = Thrown([&] { FindCollective("allgather").run(&block, ctx); });
     if (comm.Rank() == 0) {
       EXPECT_TRUE(Says(error, "in bucket 'fc', from rank 1: received 40 bytes")) << error.what();
       comm.Fail(ErrorKind::kExchangeFailed, "a test ends here");
@@ -165,7 +165,7 @@ TEST(CorruptBlock, IsNotWhatASumThatOverflowsMakes) {
             block.header().format = format.Id();
             CollectiveScratch scratch;
             CollectiveContext ctx{comm, CpuKernels(), scratch, 4, 4, "fc", numel, {}, format};
-            FindCollective(name).AsSparse()->Run(&block, ctx);
+            FindCollective(name).run(&block, ctx);
             EXPECT_EQ(block.header().verdict, Verdict::Overflow()) << name << " on " << size;
           });
         }

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/kernels/cpu_candidates.h"
+#include "csrc/kernels/cpu_kernels.h"
 #include "csrc/kernels/kernels.h"
 
 namespace hvd_sparse {

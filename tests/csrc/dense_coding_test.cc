@@ -1,8 +1,6 @@
 /// Dense messages: what is sent and what is left behind are the values, exactly; and bytes that are
 /// no code are refused.
 
-#include "csrc/wire/dense_coding.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>

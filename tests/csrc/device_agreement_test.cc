@@ -19,37 +19,32 @@ namespace {
 constexpr const char* kVariable = "HVD_SPARSE_TEST_OPTION";
 
 /// An option that never connects.
-class FakeOption final : public GpuTransportOption {
- public:
-  FakeOption(const char* name, char id) : name_(name), id_(id) {}
+struct FakeOption {
+  std::string name;
+  char id;
+  std::string problem = {}, no_invitation = {};
 
-  std::string problem, no_invitation;
-
-  const char* Name() const override { return name_; }
-  const char* Variable() const override { return kVariable; }
-  std::string Describe(const std::string& memory_problem, int device) const override {
-    if (!problem.empty()) Throw(ErrorKind::kUnavailable, problem);
-    return Concat("device ", device, ", ", memory_problem);
-  }
-  std::string WhyNot(const std::vector<std::string>& ranks) const override {
-    for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
-      if (ranks[rank] == "odd") return Concat("rank ", rank, " is odd");
-    }
-    return "";
-  }
-  Invitation Invite() const override {
-    if (!no_invitation.empty()) Throw(ErrorKind::kUnavailable, no_invitation);
-    Invitation invitation = {};
-    invitation.front() = invitation.back() = id_;
-    return invitation;
-  }
-  std::unique_ptr<GpuCollectives> Connect(Communicator*, int, const Invitation&) const override {
-    return nullptr;
-  }
-
- private:
-  const char* const name_;
-  const char id_;
+  const GpuTransportOption option{name,
+                                  kVariable,
+                                  [this](const std::string& memory_problem, int device) {
+                                    if (!problem.empty()) Throw(ErrorKind::kUnavailable, problem);
+                                    return Concat("device ", device, ", ", memory_problem);
+                                  },
+                                  nullptr,
+                                  [](const std::vector<std::string>& ranks) {
+                                    for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
+                                      if (ranks[rank] == "odd")
+                                        return Concat("rank ", rank, " is odd");
+                                    }
+                                    return std::string();
+                                  },
+                                  [this] {
+                                    if (!no_invitation.empty())
+                                      Throw(ErrorKind::kUnavailable, no_invitation);
+                                    Invitation invitation = {};
+                                    invitation.front() = invitation.back() = id;
+                                    return invitation;
+                                  }};
 };
 
 class Agreement : public testing::Test {
@@ -74,7 +69,8 @@ class Agreement : public testing::Test {
     OnRanks(static_cast<int>(statements.size()), [&](Communicator& comm) {
       const auto rank = static_cast<std::size_t>(comm.Rank());
       try {
-        outcome[rank].agreed = AgreeOnGpuTransport(&comm, {&first_, &second_}, statements[rank]);
+        outcome[rank].agreed =
+            AgreeOnGpuTransport(&comm, {&first_.option, &second_.option}, statements[rank]);
       } catch (const Error& error) {
         outcome[rank].thrown = error.what();
         outcome[rank].kind = error.kind();
@@ -97,7 +93,7 @@ TEST_F(Agreement, TheFirstOptionThatAllWantAndHaveIsTaken) {
   for (const int size : {1, 2, 3, 5}) {
     const Outcome outcome = AgreeOnAll(Able(size));
     EXPECT_EQ(outcome.thrown, "");
-    EXPECT_EQ(outcome.agreed.option, &first_);
+    EXPECT_EQ(outcome.agreed.option, &first_.option);
     EXPECT_EQ(outcome.agreed.unmet, "");
     EXPECT_EQ(outcome.agreed.invitation.back(), '1');
   }
@@ -107,7 +103,7 @@ TEST_F(Agreement, OneRankWithoutThemKeepsAllFromItAndTheNextOnesAreTaken) {
   Statements statements = Able(4);
   statements[2][0].problem = "it cannot be loaded";
   const Outcome outcome = AgreeOnAll(statements);
-  EXPECT_EQ(outcome.agreed.option, &second_);
+  EXPECT_EQ(outcome.agreed.option, &second_.option);
   EXPECT_EQ(outcome.agreed.invitation.front(), '2');
   EXPECT_EQ(outcome.agreed.unmet,
             "the first is not used: rank 2: it cannot be loaded (HVD_SPARSE_TEST_OPTION=auto)");
@@ -158,7 +154,7 @@ TEST_F(Agreement, ARankThatInsistsEndsAllWithTheReason) {
 TEST_F(Agreement, AnOptionThatRankZeroCannotInviteToIsNotUsed) {
   first_.no_invitation = "out of order";
   const Outcome outcome = AgreeOnAll(Able(2));
-  EXPECT_EQ(outcome.agreed.option, &second_);
+  EXPECT_EQ(outcome.agreed.option, &second_.option);
   EXPECT_EQ(outcome.agreed.unmet,
             "the first is not used: rank 0: out of order (HVD_SPARSE_TEST_OPTION=auto)");
 }
@@ -180,7 +176,7 @@ TEST_F(Agreement, AMistakenWishIsToldToAllRanks) {
 }
 
 TEST_F(Agreement, AStatementFollowsTheEnvironmentAndAsksOnlyWhereThatAsks) {
-  const auto own = [&] { return StatementOf(first_, "its memory is full", 3); };
+  const auto own = [&] { return StatementOf(first_.option, "its memory is full", 3); };
   first_.problem = "there is none here";
   ::unsetenv(kVariable);
   for (const char* value : {"", "0"}) {
@@ -206,7 +202,8 @@ TEST_F(Agreement, AnotherVersionOfThisPackageIsFoundOut) {
   std::vector<Error> errors(2, Error(ErrorKind::kInvalidArgument, ""));
   OnRanks(2, [&](Communicator& comm) {
     if (comm.Rank() == 0) {
-      errors[0] = Thrown([&] { AgreeOnGpuTransport(&comm, {&first_, &second_}, Able(2)[0]); });
+      errors[0] = Thrown(
+          [&] { AgreeOnGpuTransport(&comm, {&first_.option, &second_.option}, Able(2)[0]); });
       comm.Fail(errors[0].kind(), errors[0].what());
       return;
     }

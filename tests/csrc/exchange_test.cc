@@ -10,8 +10,8 @@
 #include <limits>
 #include <thread>
 
-#include "csrc/base/clock.h"
 #include "csrc/base/error.h"
+#include "csrc/base/process.h"
 #include "csrc/comm/loopback_communicator.h"
 
 namespace hvd_sparse {

@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "csrc/kernels/cpu_finite.h"
+#include "csrc/kernels/cpu_kernels.h"
 #include "csrc/kernels/half.h"
 
 namespace hvd_sparse::cpu {

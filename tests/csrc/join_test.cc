@@ -6,13 +6,17 @@
 #include <cmath>
 #include <limits>
 
-#include "csrc/kernels/cpu_join.h"
+#include "csrc/kernels/cpu_kernels.h"
 #include "csrc/kernels/half.h"
 
 namespace hvd_sparse::cpu {
 namespace {
 
 using Entries = std::vector<std::pair<Index, float>>;
+
+void Join(const UnsentParts& parts, GradView gradient, ResidualEntries* after) {
+  CpuKernels().Join(parts, gradient, {}, after);
+}
 
 /// Returns an UnsentParts with only a residual.
 UnsentParts Unsent(const std::vector<float>& residual, float decay, float scale) {

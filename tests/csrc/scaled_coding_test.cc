@@ -1,13 +1,12 @@
 /// int8 and int4 values: their scales, codes and errors.
 
-#include "csrc/wire/scaled_coding.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
+#include "csrc/wire/value_coding.h"
 #include "tests/csrc/coded.h"
 
 namespace hvd_sparse {

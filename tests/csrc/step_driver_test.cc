@@ -9,7 +9,7 @@
 #include <future>
 #include <thread>
 
-#include "csrc/base/clock.h"
+#include "csrc/base/process.h"
 #include "csrc/kernels/half.h"
 #include "tests/csrc/driven_ranks.h"
 

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "csrc/base/error.h"
-#include "csrc/wire/dense_coding.h"
 #include "tests/csrc/entries.h"
 #include "tests/csrc/thrown.h"
 

@@ -1,7 +1,6 @@
 /// Turns errors of CUDA's runtime into exceptions.
 
-#ifndef HVD_SPARSE_CUDA_BASE_CHECK_H_
-#define HVD_SPARSE_CUDA_BASE_CHECK_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -32,5 +31,3 @@ inline void Check(cudaError_t status, const char* what) {
 inline void CheckLaunch(const char* what) { Check(cudaGetLastError(), what); }
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_BASE_CHECK_H_

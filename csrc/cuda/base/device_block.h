@@ -10,12 +10,10 @@
 /// The header also carries whatever a rank must learn about the others. Merging combines headers so
 /// that after the rounds of a collective all ranks hold the same facts.
 
-#ifndef HVD_SPARSE_CUDA_BASE_DEVICE_BLOCK_H_
-#define HVD_SPARSE_CUDA_BASE_DEVICE_BLOCK_H_
+#pragma once
 
 #include <cstdint>
 
-#include "csrc/base/inline.h"
 #include "csrc/base/types.h"
 #include "csrc/base/verdict.h"
 
@@ -81,5 +79,3 @@ struct DeviceBlock {
 };
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_BASE_DEVICE_BLOCK_H_

@@ -10,12 +10,14 @@
 /// beforehand: a device block is sent as a whole, with its count in its first bytes
 /// (device_block.h).
 
-#ifndef HVD_SPARSE_CUDA_BASE_DEVICE_TRANSPORT_H_
-#define HVD_SPARSE_CUDA_BASE_DEVICE_TRANSPORT_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <cstdint>
+
+#include "csrc/cuda/base/memory.h"
 
 namespace hvd_sparse::cuda {
 
@@ -44,6 +46,49 @@ class DeviceTransport {
   virtual bool HoldsMemory() const { return false; }
 };
 
-}  // namespace hvd_sparse::cuda
+class MessageBytes final : public DeviceBytes {
+ public:
+  /// Allocates memory for messages over `transport`, which must outlive this object.
+  MessageBytes(const DeviceTransport& transport, std::size_t bytes)
+      : DeviceBytes(bytes), transport_(transport) {}
 
-#endif  // HVD_SPARSE_CUDA_BASE_DEVICE_TRANSPORT_H_
+  /// Frees the memory unless a failed message may still use it.
+  ~MessageBytes() {
+    if (transport_.HoldsMemory()) Leave();
+  }
+
+ private:
+  const DeviceTransport& transport_;
+};
+
+class CountedTransport : public DeviceTransport {
+ public:
+  /// `transport` must outlive this object.
+  explicit CountedTransport(DeviceTransport* transport) : transport_(*transport) {}
+
+  int Rank() const override { return transport_.Rank(); }
+  int Size() const override { return transport_.Size(); }
+
+  void Exchange(int peer, const void* send, void* recv, std::int64_t bytes,
+                cudaStream_t stream) override {
+    ++calls_;
+    transport_.Exchange(peer, send, recv, bytes, stream);
+    if (send != nullptr) sent_ += bytes;
+    if (recv != nullptr) received_ += bytes;
+  }
+
+  bool HoldsMemory() const override { return transport_.HoldsMemory(); }
+
+  void Reset() { calls_ = sent_ = received_ = 0; }
+
+  /// Calls of Exchange, including one that failed.
+  std::int64_t calls() const { return calls_; }
+  std::int64_t sent() const { return sent_; }
+  std::int64_t received() const { return received_; }
+
+ private:
+  DeviceTransport& transport_;
+  std::int64_t calls_ = 0, sent_ = 0, received_ = 0;  // the latter two in bytes
+};
+
+}  // namespace hvd_sparse::cuda

@@ -4,8 +4,7 @@
 /// pass counts one of them. Every block of the next kernel then finds the digit of the k-th largest
 /// magnitude for itself: reading 2,048 counts takes less time than one more kernel.
 
-#ifndef HVD_SPARSE_CUDA_BASE_DIGITS_CUH_
-#define HVD_SPARSE_CUDA_BASE_DIGITS_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -144,5 +143,3 @@ __device__ void CountLevel(const float* values, unsigned count, const Prefix& pr
 }
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_BASE_DIGITS_CUH_

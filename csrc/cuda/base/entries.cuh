@@ -4,13 +4,13 @@
 /// itself (intrinsics, which the compiler never fuses), and narrow types are widened by the same
 /// code.
 
-#ifndef HVD_SPARSE_CUDA_BASE_ENTRIES_CUH_
-#define HVD_SPARSE_CUDA_BASE_ENTRIES_CUH_
+#pragma once
 
 #include <cfloat>
 #include <cstdint>
 
 #include "csrc/base/error.h"
+#include "csrc/base/sparse_block.h"
 #include "csrc/kernels/half.h"
 #include "csrc/kernels/kernels.h"
 
@@ -238,6 +238,23 @@ __device__ inline unsigned WarpPrefixSum(unsigned x, int lane) {
   return x;
 }
 
-}  // namespace hvd_sparse::cuda
+// ---- Kernels with one thread per entry of a block -----------------------------------------------
 
-#endif  // HVD_SPARSE_CUDA_BASE_ENTRIES_CUH_
+constexpr int kEntryThreads = 256;
+
+/// Returns how many blocks of kEntryThreads threads cover `count` entries.
+inline unsigned BlocksForEntries(std::int64_t count) {
+  return static_cast<unsigned>((count + kEntryThreads - 1) / kEntryThreads);
+}
+
+/// Returns the number of this thread's entry.
+__device__ inline std::int64_t OwnEntry() {
+  return std::int64_t{blockIdx.x} * kEntryThreads + threadIdx.x;
+}
+
+/// Like Position(), but on the device.
+__device__ inline std::uint32_t PositionOf(Index marked) {
+  return static_cast<std::uint32_t>(marked) & ~kSurvivedBit;
+}
+
+}  // namespace hvd_sparse::cuda

@@ -9,8 +9,7 @@
 /// Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back", NVIDIA
 /// technical report NVR-2016-002.
 
-#ifndef HVD_SPARSE_CUDA_BASE_LOOK_BACK_CUH_
-#define HVD_SPARSE_CUDA_BASE_LOOK_BACK_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -83,5 +82,3 @@ __device__ inline Counts LookBack(TileWord* words, std::int64_t tile, Counts own
 }
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_BASE_LOOK_BACK_CUH_

@@ -5,13 +5,12 @@
 /// would end after the CPU saw its end: the two clocks never differ by more than that. No wait is
 /// needed to compare them.
 
-#ifndef HVD_SPARSE_CUDA_BASE_STEP_MARKS_H_
-#define HVD_SPARSE_CUDA_BASE_STEP_MARKS_H_
+#pragma once
 
 #include <algorithm>
 #include <utility>
 
-#include "csrc/base/clock.h"
+#include "csrc/base/process.h"
 #include "csrc/cuda/base/stream.h"
 
 namespace hvd_sparse::cuda {
@@ -64,5 +63,3 @@ class StepMarks {
 };
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_BASE_STEP_MARKS_H_

@@ -2,11 +2,13 @@
 ///
 /// Destructors ignore errors: at the end of a process CUDA may be gone before them.
 
-#ifndef HVD_SPARSE_CUDA_BASE_STREAM_H_
-#define HVD_SPARSE_CUDA_BASE_STREAM_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
+
+#include "csrc/base/types.h"
 #include "csrc/cuda/base/check.h"
 
 namespace hvd_sparse::cuda {
@@ -63,6 +65,36 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
+/// Frameworks pass streams as numbers.
+inline cudaStream_t StreamOf(StreamHandle handle) {
+  return reinterpret_cast<cudaStream_t>(handle);  // NOLINT
+}
+inline StreamHandle HandleOf(cudaStream_t stream) {
+  return reinterpret_cast<StreamHandle>(stream);  // NOLINT
+}
+
+/// Returns true if a stream's work is being captured into a CUDA graph.
+inline bool IsCaptured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  Check(cudaStreamIsCapturing(stream, &status), "ask whether a stream is being captured");
+  return status != cudaStreamCaptureStatusNone;
+}
+
+/// Enqueues the copy of `count` elements.
+template <typename T>
+void Copy(const T* from, std::int64_t count, T* to, cudaStream_t stream) {
+  if (count == 0) return;
+  const auto bytes = static_cast<std::size_t>(count) * sizeof(T);
+  Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "copy memory");
+}
+
+/// Enqueues the clearing of `count` elements.
+template <typename T>
+void Clear(T* memory, std::int64_t count, cudaStream_t stream) {
+  const auto bytes = static_cast<std::size_t>(count) * sizeof(T);
+  Check(cudaMemsetAsync(memory, 0, bytes, stream), "clear memory");
+}
+
 /// Says whether an event records the time at which it is passed, which costs a little.
 enum class Timing { kNone, kKept };
 
@@ -110,5 +142,3 @@ class Event {
 };
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_BASE_STREAM_H_

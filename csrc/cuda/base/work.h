@@ -1,15 +1,14 @@
 /// A call's work on a device: this thread's stream there, scratch memory, and copies through pinned
 /// memory.
 
-#ifndef HVD_SPARSE_CUDA_BASE_WORK_H_
-#define HVD_SPARSE_CUDA_BASE_WORK_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <cstdint>
 
-#include "csrc/cuda/base/arena.h"
+#include "csrc/cuda/base/memory.h"
 #include "csrc/cuda/base/stream.h"
 
 namespace hvd_sparse::cuda {
@@ -53,8 +52,7 @@ class Work {
   template <typename T>
   T* Zeros(std::int64_t count) {
     T* const memory = Scratch<T>(count);
-    Check(cudaMemsetAsync(memory, 0, static_cast<std::size_t>(count) * sizeof(T), stream()),
-          "clear memory");
+    Clear(memory, count, stream());
     return memory;
   }
 
@@ -71,7 +69,7 @@ class Work {
   /// Copies elements from pinned memory to the device, to memory there.
   template <typename T>
   void Upload(const T* staged, std::int64_t count, T* memory) {
-    Copy(memory, staged, count, cudaMemcpyHostToDevice);
+    Copy(staged, count, memory, stream());
   }
 
   /// Copies elements from pinned memory to the device; returns their address there.
@@ -93,7 +91,7 @@ class Work {
   /// Copies from the device to pinned memory, which can be read after Finish.
   template <typename T>
   void Fetch(const T* from, std::int64_t count, T* staged) {
-    Copy(staged, from, count, cudaMemcpyDeviceToHost);
+    Copy(from, count, staged, stream());
   }
 
   /// Waits until all work is done.
@@ -106,13 +104,6 @@ class Work {
   void Leave() { left_ = true; }
 
  private:
-  template <typename T>
-  void Copy(T* to, const T* from, std::int64_t count, cudaMemcpyKind kind) {
-    if (count == 0) return;
-    Check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(count) * sizeof(T), kind, stream()),
-          "copy memory");
-  }
-
   const OnDevice current_;
   Workspace& workspace_;
   bool finished_ = true, left_ = false;
@@ -122,5 +113,3 @@ class Work {
 const Stream& OwnStream(int device);
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_BASE_WORK_H_

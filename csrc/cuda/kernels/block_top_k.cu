@@ -10,7 +10,7 @@
 #include "csrc/cuda/base/check.h"
 #include "csrc/cuda/base/digits.cuh"
 #include "csrc/cuda/base/look_back.cuh"
-#include "csrc/cuda/kernels/block_top_k.h"
+#include "csrc/cuda/kernels/launches.h"
 
 namespace hvd_sparse::cuda {
 namespace {

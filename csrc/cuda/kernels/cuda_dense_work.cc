@@ -3,17 +3,13 @@
 /// Error feedback keeps its results on the device, too: float32 values and the rank's own shard are
 /// copied to the CPU from there, and a step that is refused copies all of them back.
 
-#include "csrc/cuda/kernels/cuda_dense_work.h"
-
 #include <algorithm>
 
-#include "csrc/cuda/base/device_memory.h"
-#include "csrc/cuda/base/pinned_array.h"
+#include "csrc/cuda/base/memory.h"
 #include "csrc/cuda/base/stream.h"
 #include "csrc/cuda/base/work.h"
 #include "csrc/cuda/kernels/cuda_kernels.h"
-#include "csrc/cuda/kernels/dense_take.h"
-#include "csrc/cuda/kernels/dense_write.h"
+#include "csrc/cuda/kernels/dense_work.h"
 #include "csrc/kernels/half.h"
 #include "csrc/wire/ternary_coding.h"
 
@@ -27,14 +23,6 @@ constexpr std::int64_t kSlots = 8;
 /// Counters in device memory.
 enum Counter : std::int64_t { kNotFinite, kOverflows, kCounters };
 
-/// Enqueues the copy of `count` elements.
-template <typename T>
-void Copy(const T* from, std::int64_t count, T* to, cudaMemcpyKind kind, cudaStream_t stream) {
-  if (count == 0) return;
-  const auto bytes = static_cast<std::size_t>(count) * sizeof(T);
-  Check(cudaMemcpyAsync(to, from, bytes, kind, stream), "copy memory");
-}
-
 /// The memory, and the stream, of all steps of a bucket; made while its device is the current one.
 class DenseMemory {
  public:
@@ -46,9 +34,7 @@ class DenseMemory {
         counters(kCounters),
         slots(kSlots * room.longest_piece),
         room(room),
-        device_(SizeOfAll([&](Divider* divider) { Divide(divider); })) {
-    Divider divider(device_.get());
-    Divide(&divider);
+        device_([this](Divider* divider) { Divide(divider); }) {
     device_.Clear(stream.get());  // between codes lie headers, which the CPU writes
   }
   ~DenseMemory() { (void)cudaStreamSynchronize(stream.get()); }
@@ -104,8 +90,8 @@ class CudaDenseWork final : public DenseWork {
     const cudaStream_t stream = memory_->stream.get();
     memory_->ready.Record(OwnStream(device_).get());  // which waits for the gradients
     memory_->ready.MakeStreamFollow(stream);
-    Clear(memory_->device_counters, kCounters);
-    Clear(memory_->device_largest, pieces.size);
+    Clear(memory_->device_counters, kCounters, stream);
+    Clear(memory_->device_largest, pieces.size, stream);
     SendTable(pieces);
     LaunchTake(format,
                {memory_->device_pieces, pieces.size, memory_->room.longest_piece, memory_->before,
@@ -128,7 +114,7 @@ class CudaDenseWork final : public DenseWork {
     StayOn(device_);
     float* const slot = NextSlot();
     std::copy_n(errors.data, errors.size, slot);
-    Copy(slot, errors.size, residual.data, cudaMemcpyHostToDevice, memory_->stream.get());
+    Copy(slot, errors.size, residual.data, memory_->stream.get());
     NoteRead(slot);
   }
 
@@ -137,7 +123,7 @@ class CudaDenseWork final : public DenseWork {
     const cudaStream_t stream = memory_->stream.get();
     DenseOutput there = output;
     float* const sums = memory_->device_slots + (output.sums.data - memory_->slots.begin());
-    Copy(output.sums.data, output.sums.size, sums, cudaMemcpyHostToDevice, stream);
+    Copy(output.sums.data, output.sums.size, sums, stream);
     there.sums.data = sums;
     LaunchWriteSums(there, memory_->device_counters + kOverflows, stream);
     NoteRead(output.sums.data);
@@ -153,16 +139,11 @@ class CudaDenseWork final : public DenseWork {
   void PutBack(DenseFormat /*format*/, Span<const DensePiece> /*pieces*/,
                Span<float> residual) override {
     const OnDevice current(device_);
-    Copy(memory_->before, residual.size, residual.data, cudaMemcpyDefault, memory_->stream.get());
+    Copy(memory_->before, residual.size, residual.data, memory_->stream.get());
     memory_->stream.Synchronize();
   }
 
  private:
-  void Clear(unsigned* words, std::int64_t count) const {
-    const auto bytes = static_cast<std::size_t>(count) * sizeof(unsigned);
-    Check(cudaMemsetAsync(words, 0, bytes, memory_->stream.get()), "clear memory");
-  }
-
   void SendTable(Span<const DensePiece> pieces) {
     for (std::int64_t i = 0; i < pieces.size; ++i) {
       const DensePiece& piece = pieces[i];
@@ -188,8 +169,7 @@ class CudaDenseWork final : public DenseWork {
     std::uint8_t* to = nullptr;
     bool into_own = false;
     const auto copy = [&] {
-      Copy(memory_->before + begin, count, reinterpret_cast<float*>(to), cudaMemcpyDeviceToHost,
-           memory_->stream.get());
+      Copy(memory_->before + begin, count, reinterpret_cast<float*>(to), memory_->stream.get());
     };
     for (const DensePiece& piece : pieces) {
       if (piece.own == nullptr && !all) continue;

@@ -11,17 +11,12 @@
 #include <mutex>
 #include <utility>
 
-#include "csrc/cuda/base/timed_mark.h"
+#include "csrc/cuda/base/stream.h"
 #include "csrc/cuda/base/work.h"
 #include "csrc/cuda/kernels/device_candidates.h"
 #include "csrc/cuda/kernels/entry_lists.h"
-#include "csrc/cuda/kernels/join.h"
-#include "csrc/cuda/kernels/moments.h"
-#include "csrc/cuda/kernels/places.h"
-#include "csrc/cuda/kernels/scatter.h"
-#include "csrc/cuda/kernels/take.h"
-#include "csrc/cuda/kernels/top_k.h"
-#include "csrc/kernels/cpu_blocks.h"
+#include "csrc/cuda/kernels/launches.h"
+#include "csrc/kernels/cpu_kernels.h"
 #include "csrc/kernels/stretches.h"
 
 namespace hvd_sparse {
@@ -40,18 +35,61 @@ class CudaMark final : public Mark {
 /// Returns the event of a mark; only this device's kernels make the marks that they are given.
 const Event& EventOf(const Mark& mark) { return static_cast<const CudaMark&>(mark).event(); }
 
-cudaStream_t StreamOf(StreamHandle handle) {
-  return reinterpret_cast<cudaStream_t>(handle);  // NOLINT: frameworks pass streams as numbers
-}
-
 /// Throws InvalidArgument if the stream is being captured: a graph cannot hold messages, and no
 /// thread may wait for a captured mark.
 void RequireNotCaptured(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  Check(cudaStreamIsCapturing(stream, &status), "ask whether a stream is being captured");
-  Require(status == cudaStreamCaptureStatusNone,
+  Require(!IsCaptured(stream),
           "the stream is being captured into a CUDA graph, and an exchange cannot be");
 }
+
+/// A point in a stream that knows when it was passed.
+class CudaTimedMark final : public TimedMark {
+ public:
+  explicit CudaTimedMark(int device) : device_(device) {}
+
+  void Record(StreamHandle stream) override {
+    Check(cudaSetDevice(device_), "use a device");
+    if (event_ == nullptr) event_ = std::make_unique<Event>(Timing::kKept);
+    event_->Record(StreamOf(stream));
+  }
+  bool Passed() const override { return event_->Passed(); }
+  double SecondsUntil(const TimedMark& later) const override {
+    return Event::SecondsBetween(*event_, *static_cast<const CudaTimedMark&>(later).event_);
+  }
+
+ private:
+  const int device_;
+  std::unique_ptr<Event> event_;
+};
+
+/// The residual after Join: memory of the current device for a gradient of a narrow number type,
+/// nothing for a wide one.
+class DeviceResidualAfterJoin final : public ResidualAfterJoin {
+ public:
+  /// Returns memory for the rounding errors of `gradient`, or null if it has none.
+  float* RoomFor(const GradView& gradient) {
+    const bool is_narrow = SizeOf(gradient.dtype) < SizeOf(DType::kFloat32);
+    const std::size_t bytes = is_narrow ? static_cast<std::size_t>(gradient.numel) * 4 : 0;
+    if (bytes == 0) memory_.reset();
+    if (bytes > 0 && (memory_ == nullptr || memory_->size() != bytes)) {
+      memory_ = std::make_unique<DeviceBytes>(bytes);
+    }
+    return memory_ == nullptr ? nullptr : static_cast<float*>(memory_->get());
+  }
+
+  /// Enqueues residual = after. Returns true if that may be other than zero.
+  bool CopyTo(Span<float> residual, cudaStream_t stream) const {
+    if (memory_ == nullptr) {
+      Clear(residual.data, residual.size, stream);
+      return false;
+    }
+    Copy(static_cast<const float*>(memory_->get()), residual.size, residual.data, stream);
+    return true;
+  }
+
+ private:
+  std::unique_ptr<DeviceBytes> memory_;
+};
 
 class CudaKernelsImpl final : public Kernels {
  public:
@@ -220,9 +258,7 @@ class CudaKernelsImpl final : public Kernels {
 
   void Copy(Span<const float> from, Span<float> to, StreamHandle stream) const override {
     const OnDevice current(device_);
-    const auto bytes = static_cast<std::size_t>(from.size) * sizeof(float);
-    Check(cudaMemcpyAsync(to.data, from.data, bytes, cudaMemcpyDefault, StreamOf(stream)),
-          "copy on the device");
+    cuda::Copy(from.data, from.size, to.data, StreamOf(stream));
   }
 
   void Decay(Span<float> residual, float decay, StreamHandle stream) const override {
@@ -284,9 +320,7 @@ class CudaKernelsImpl final : public Kernels {
     const OnDevice current(device_);
     const Stream& stream = OwnStream(device_);
     for (std::int64_t n = 0; n < count; ++n) {
-      Check(cudaMemcpyAsync(residual.data + Position(positions[n]), values + n, sizeof(float),
-                            cudaMemcpyHostToDevice, stream.get()),
-            "put an entry back to a residual");
+      cuda::Copy(values + n, 1, residual.data + Position(positions[n]), stream.get());
     }
     stream.Synchronize();
   }

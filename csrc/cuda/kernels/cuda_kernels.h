@@ -5,18 +5,22 @@
 /// stream of its own, with scratch memory of its own, so that the selection of one bucket runs
 /// beside the exchange of another.
 
-#ifndef HVD_SPARSE_CUDA_KERNELS_CUDA_KERNELS_H_
-#define HVD_SPARSE_CUDA_KERNELS_CUDA_KERNELS_H_
+#pragma once
 
 #include <string>
 #include <vector>
 
 #include "csrc/kernels/kernels.h"
+#include "csrc/wire/dense_work.h"
 
 namespace hvd_sparse {
 
 /// Returns the kernels of a device. Throws Unavailable if there is no such device.
 const Kernels& CudaKernels(int device);
+
+/// Returns a bucket's work of dense sums on a device; residuals and gradients lie there, codes and
+/// sums are copied through pinned memory, and are added up by the CPU. Throws like CudaKernels.
+std::unique_ptr<DenseWork> NewCudaDenseWork(int device);
 
 namespace cuda {
 
@@ -31,5 +35,3 @@ int DeviceOf(const void* address);
 
 }  // namespace cuda
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_CUDA_KERNELS_CUDA_KERNELS_H_

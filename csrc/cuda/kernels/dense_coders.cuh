@@ -5,16 +5,12 @@
 /// value PlaceIn(size, lane, v) of a block of `size` is number v of a lane; -1 stands for none, and
 /// such a value is zero.
 
-#ifndef HVD_SPARSE_CUDA_KERNELS_DENSE_CODERS_CUH_
-#define HVD_SPARSE_CUDA_KERNELS_DENSE_CODERS_CUH_
+#pragma once
 
 #include <cstdint>
 
 #include "csrc/cuda/base/entries.cuh"
-#include "csrc/wire/fields.h"
-#include "csrc/wire/narrow_floats.h"
-#include "csrc/wire/scaled_integers.h"
-#include "csrc/wire/ternary_digits.h"
+#include "csrc/wire/codes.h"
 
 namespace hvd_sparse::cuda {
 
@@ -64,7 +60,7 @@ struct NarrowFloats : AsTheyAre {
   }
 };
 
-/// Blocks whose bytes hold fields of words, as fields.h describes them. A lane has all values of
+/// Blocks whose bytes hold fields of words, as codes.h describes them. A lane has all values of
 /// each of its bytes, side by side.
 template <typename Layout>
 struct Fields {
@@ -84,7 +80,7 @@ struct Fields {
   }
 };
 
-/// Rounds to integers of a type T of scaled_blocks.h.
+/// Rounds to integers of a type T of integer_coder.h.
 template <typename T>
 struct ScaledIntegers : Fields<T> {
   using Fields<T>::kOfLane, Fields<T>::kBytes, Fields<T>::kPerByte, Fields<T>::ByteOf;
@@ -162,5 +158,3 @@ struct TernaryDigits : Fields<Ternary> {
 };
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_KERNELS_DENSE_CODERS_CUH_

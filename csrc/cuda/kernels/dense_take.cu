@@ -3,7 +3,7 @@
 
 #include "csrc/cuda/base/check.h"
 #include "csrc/cuda/kernels/dense_coders.cuh"
-#include "csrc/cuda/kernels/dense_take.h"
+#include "csrc/cuda/kernels/dense_work.h"
 #include "csrc/wire/values.h"
 
 namespace hvd_sparse::cuda {

@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "csrc/cuda/base/device_memory.h"
-#include "csrc/cuda/kernels/block_top_k.h"
-#include "csrc/cuda/kernels/places.h"
-#include "csrc/cuda/kernels/sign_sums.h"
+#include "csrc/cuda/base/memory.h"
+#include "csrc/cuda/kernels/launches.h"
 
 namespace hvd_sparse::cuda {
 namespace {

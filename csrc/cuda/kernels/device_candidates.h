@@ -3,8 +3,7 @@
 /// They lie in a piece of memory, and are compacted into another one. Both belong to the thread and
 /// are used again.
 
-#ifndef HVD_SPARSE_CUDA_KERNELS_DEVICE_CANDIDATES_H_
-#define HVD_SPARSE_CUDA_KERNELS_DEVICE_CANDIDATES_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -12,7 +11,7 @@
 #include "csrc/base/sparse_block.h"
 #include "csrc/cuda/base/device_block.h"
 #include "csrc/cuda/base/work.h"
-#include "csrc/cuda/kernels/take.h"
+#include "csrc/cuda/kernels/launches.h"
 #include "csrc/kernels/kernels.h"
 
 namespace hvd_sparse::cuda {
@@ -65,5 +64,3 @@ class DeviceCandidates final : public Candidates {
 };
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_KERNELS_DEVICE_CANDIDATES_H_

@@ -1,7 +1,6 @@
 /// Lists of the entries that go back to a residual, made on the CPU, where blocks lie.
 
-#ifndef HVD_SPARSE_CUDA_KERNELS_ENTRY_LISTS_H_
-#define HVD_SPARSE_CUDA_KERNELS_ENTRY_LISTS_H_
+#pragma once
 
 #include <cstdint>
 #include <utility>
@@ -46,5 +45,3 @@ void AddErrorsTo(EntryList* places, Span<const std::pair<Index, float>> errors,
                  std::vector<std::pair<Index, float>>* undo);
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_KERNELS_ENTRY_LISTS_H_

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "csrc/cuda/base/entries.cuh"
-#include "csrc/cuda/kernels/moments.h"
+#include "csrc/cuda/kernels/launches.h"
 
 namespace hvd_sparse::cuda {
 namespace {

@@ -7,8 +7,7 @@
 /// Few entries are taken, so the second kernel moves next to nothing. If more are taken than there
 /// is room for, the pile holds some of them, and the others stay in the residual.
 
-#ifndef HVD_SPARSE_CUDA_KERNELS_PILE_CUH_
-#define HVD_SPARSE_CUDA_KERNELS_PILE_CUH_
+#pragma once
 
 #include "csrc/cuda/kernels/take_tile.cuh"
 
@@ -131,5 +130,3 @@ __device__ inline void PutInOrder(const Pile& pile, const PilePart* parts, unsig
 }
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_KERNELS_PILE_CUH_

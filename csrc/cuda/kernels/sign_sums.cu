@@ -7,7 +7,7 @@
 
 #include "csrc/cuda/base/check.h"
 #include "csrc/cuda/base/digits.cuh"
-#include "csrc/cuda/kernels/sign_sums.h"
+#include "csrc/cuda/kernels/launches.h"
 
 namespace hvd_sparse::cuda {
 namespace {

@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "csrc/cuda/base/check.h"
+#include "csrc/cuda/kernels/launches.h"
 #include "csrc/cuda/kernels/pile.cuh"
-#include "csrc/cuda/kernels/take.h"
 
 namespace hvd_sparse::cuda {
 namespace {

@@ -8,14 +8,12 @@
 /// counts of the 4 vectors, at most 128 each, are summed over the lanes at once, as the bytes of a
 /// word.
 
-#ifndef HVD_SPARSE_CUDA_KERNELS_TAKE_TILE_CUH_
-#define HVD_SPARSE_CUDA_KERNELS_TAKE_TILE_CUH_
+#pragma once
 
 #include "csrc/cuda/base/digits.cuh"
 #include "csrc/cuda/base/entries.cuh"
 #include "csrc/cuda/base/look_back.cuh"
-#include "csrc/cuda/base/tiles.h"
-#include "csrc/cuda/kernels/take.h"
+#include "csrc/cuda/kernels/launches.h"
 
 namespace hvd_sparse::cuda {
 
@@ -216,5 +214,3 @@ __device__ Counts TakeTile(const Rule& rule, TileEntries* tile, const Taken& tak
 }
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_KERNELS_TAKE_TILE_CUH_

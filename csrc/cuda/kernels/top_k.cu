@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "csrc/cuda/base/entries.cuh"
-#include "csrc/cuda/kernels/top_k.h"
+#include "csrc/cuda/kernels/launches.h"
 #include "csrc/kernels/half.h"
 #include "csrc/kernels/radix.h"
 

@@ -1,11 +1,10 @@
 /// Writing an entry of a reduced block to a gradient, and adding its rounding loss to the residual,
 /// with the bits of csrc/kernels/cpu_scatter.cc.
 
-#ifndef HVD_SPARSE_CUDA_KERNELS_WRITE_ENTRY_CUH_
-#define HVD_SPARSE_CUDA_KERNELS_WRITE_ENTRY_CUH_
+#pragma once
 
 #include "csrc/cuda/base/entries.cuh"
-#include "csrc/cuda/kernels/scatter.h"
+#include "csrc/cuda/kernels/launches.h"
 
 namespace hvd_sparse::cuda {
 
@@ -37,5 +36,3 @@ __device__ Written WriteEntry(float value, float scale, T* to, float* residual, 
 }
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_KERNELS_WRITE_ENTRY_CUH_

@@ -25,9 +25,9 @@
 #include "csrc/base/error.h"
 #include "csrc/cuda/base/check.h"
 #include "csrc/cuda/base/digits.cuh"
-#include "csrc/cuda/base/entry_threads.cuh"
+#include "csrc/cuda/base/entries.cuh"
 #include "csrc/cuda/base/look_back.cuh"
-#include "csrc/cuda/step/block_merge.h"
+#include "csrc/cuda/step/launches.h"
 
 namespace hvd_sparse::cuda {
 

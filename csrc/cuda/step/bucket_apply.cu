@@ -4,9 +4,9 @@
 #include <algorithm>
 
 #include "csrc/cuda/base/check.h"
-#include "csrc/cuda/base/entry_threads.cuh"
+#include "csrc/cuda/base/entries.cuh"
 #include "csrc/cuda/kernels/write_entry.cuh"
-#include "csrc/cuda/step/bucket_apply.h"
+#include "csrc/cuda/step/launches.h"
 
 namespace hvd_sparse::cuda {
 namespace {

@@ -7,7 +7,7 @@
 #include "csrc/cuda/base/digits.cuh"
 #include "csrc/cuda/base/look_back.cuh"
 #include "csrc/cuda/kernels/take_tile.cuh"
-#include "csrc/cuda/step/bucket_close.h"
+#include "csrc/cuda/step/launches.h"
 #include "csrc/cuda/step/threshold_learning.cuh"
 
 namespace hvd_sparse::cuda {

@@ -8,15 +8,14 @@
 /// So a pass over all layers is a single launch, whatever their sizes, and a block of threads works
 /// on one gradient and one segment only.
 
-#ifndef HVD_SPARSE_CUDA_STEP_BUCKET_LAYOUT_H_
-#define HVD_SPARSE_CUDA_STEP_BUCKET_LAYOUT_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "csrc/base/types.h"
 #include "csrc/collectives/bucket_spec.h"
-#include "csrc/cuda/base/tiles.h"
+#include "csrc/cuda/kernels/launches.h"
 
 namespace hvd_sparse::cuda {
 
@@ -61,5 +60,3 @@ struct BucketLayout {
 };
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_STEP_BUCKET_LAYOUT_H_

@@ -1,9 +1,11 @@
 #include "csrc/cuda/step/bucket_tables.h"
 
 #include <algorithm>
+#include <cmath>
 #include <type_traits>
 #include <utility>
 
+#include "csrc/base/error.h"
 #include "csrc/sparsifiers/samples.h"
 #include "csrc/sparsifiers/threshold_sparsifier.h"
 
@@ -106,6 +108,14 @@ void BucketTables::Send(cudaStream_t stream) {
   slot.read.Record(stream);
   slot.is_used = true;
   sent_ = std::move(wanted);
+}
+
+void CheckStep(const BucketSpec& spec, const DeviceLaunch& launch) {
+  CheckLaunch(spec, launch);
+  CheckGradients(spec, "outputs", launch.outputs);
+  Require(launch.states.data != nullptr, "states of bucket '", spec.name, "' must have memory");
+  Require(launch.output_scale > 0 && std::isfinite(launch.output_scale), "output_scale of bucket '",
+          spec.name, "' must be > 0 and finite, got ", launch.output_scale);
 }
 
 }  // namespace hvd_sparse::cuda

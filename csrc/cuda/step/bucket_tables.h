@@ -4,8 +4,7 @@
 /// memory, if they differ from those of the step before. The CPU does not wait for that unless the
 /// stream is so many changes behind that all pinned memory is in use.
 
-#ifndef HVD_SPARSE_CUDA_STEP_BUCKET_TABLES_H_
-#define HVD_SPARSE_CUDA_STEP_BUCKET_TABLES_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -13,12 +12,27 @@
 #include <memory>
 #include <vector>
 
-#include "csrc/cuda/base/device_memory.h"
+#include "csrc/collectives/bucket_spec.h"
+#include "csrc/cuda/base/memory.h"
 #include "csrc/cuda/base/stream.h"
 #include "csrc/cuda/step/bucket_layout.h"
-#include "csrc/cuda/step/device_launch.h"
 
 namespace hvd_sparse::cuda {
+
+/// A launch, all memory of which lies on the device of the exchange, the states too.
+///
+/// The struct and its vectors may be destroyed when DeviceExchange::Run returns. All memory that
+/// they point to must stay until the stream has done the step.
+struct DeviceLaunch : Launch {
+  std::vector<GradView> outputs;  ///< receive the result; may be the gradients' memory
+  void* former = nullptr;         ///< memory of a block with the capacity of reduced(), see
+                                  ///< LaunchNoteFormer; null if the step is never undone
+  float* masked = nullptr;        ///< memory of as many values as selected() has room for, see
+                                  ///< SettleArgs; null if the step is never undone
+};
+
+/// Throws InvalidArgument if a launch does not fit the bucket.
+void CheckStep(const BucketSpec& spec, const DeviceLaunch& launch);
 
 /// The input and output memory of one gradient, and its decay.
 struct GradientMemory {
@@ -86,5 +100,3 @@ class BucketTables {
 };
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_STEP_BUCKET_TABLES_H_

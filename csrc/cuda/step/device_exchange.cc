@@ -1,8 +1,6 @@
 #include "csrc/cuda/step/device_exchange.h"
 
-#include "csrc/cuda/step/block_settle.h"
-#include "csrc/cuda/step/block_undo.h"
-#include "csrc/cuda/step/bucket_apply.h"
+#include "csrc/cuda/step/launches.h"
 #include "csrc/sparsifiers/threshold_sparsifier.h"
 
 namespace hvd_sparse::cuda {
@@ -49,8 +47,7 @@ void DeviceExchange::Exchange(const DeviceLaunch& launch, cudaStream_t stream) {
 }
 
 void DeviceExchange::Fetch(DeviceBlockHeader* pinned, cudaStream_t stream) const {
-  Check(cudaMemcpyAsync(pinned, reduced().header, sizeof(*pinned), cudaMemcpyDeviceToHost, stream),
-        "copy a header");
+  Copy<DeviceBlockHeader>(reduced().header, 1, pinned, stream);
 }
 
 }  // namespace hvd_sparse::cuda

@@ -9,8 +9,7 @@
 /// Bytes that a transport corrupts in a late round may go unnoticed on some ranks. A block of
 /// another bucket or step is noticed on all.
 
-#ifndef HVD_SPARSE_CUDA_STEP_DEVICE_EXCHANGE_H_
-#define HVD_SPARSE_CUDA_STEP_DEVICE_EXCHANGE_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -18,7 +17,6 @@
 
 #include "csrc/cuda/step/bucket_tables.h"
 #include "csrc/cuda/step/device_gtopk.h"
-#include "csrc/cuda/step/device_launch.h"
 #include "csrc/cuda/step/device_selector.h"
 
 namespace hvd_sparse::cuda {
@@ -74,5 +72,3 @@ class DeviceExchange {
 };
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_STEP_DEVICE_EXCHANGE_H_

@@ -41,19 +41,17 @@ DeviceGTopK::DeviceGTopK(std::int64_t numel, std::int64_t max_k, const Collectiv
       max_k_(Checked(numel, max_k, options)),
       options_(options),
       k_(max_k),
-      kept_(CheckedKept(GTopK::KeptBeforeTheLast(max_k, numel, options), transport->Size())),
+      kept_(CheckedKept(KeptBeforeTheLast(max_k, numel, options), transport->Size())),
       mergings_(static_cast<std::size_t>(MergesOf(cube_))),
-      zeros_(SizeOfAll([this](Divider* divider) { DivideZeros(divider); })),
+      zeros_([this](Divider* divider) { DivideZeros(divider); }),
       rest_(transport_, SizeOfAll([this](Divider* divider) { DivideRest(divider); })) {
-  Divider zeros(zeros_.get());
-  DivideZeros(&zeros);
   Ask(max_k);
 }
 
 void DeviceGTopK::Ask(std::int64_t k) {
   Require(1 <= k && k <= max_k_, "k must lie in [1, ", max_k_, "], got ", k);
   k_ = k;
-  kept_ = GTopK::KeptBeforeTheLast(k, numel_, options_);
+  kept_ = KeptBeforeTheLast(k, numel_, options_);
   Divider rest(rest_.get());
   DivideRest(&rest);
   reduced_ = cube_.size > 1 ? running_ : selected_;

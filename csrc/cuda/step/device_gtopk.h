@@ -11,8 +11,7 @@
 /// else. Sent by each rank in a round: 8 bytes for each entry that is kept, rounded up to 64, and a
 /// header, however many entries there are.
 
-#ifndef HVD_SPARSE_CUDA_STEP_DEVICE_GTOPK_H_
-#define HVD_SPARSE_CUDA_STEP_DEVICE_GTOPK_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -22,11 +21,10 @@
 #include "csrc/collectives/collective_options.h"
 #include "csrc/collectives/topology.h"
 #include "csrc/cuda/base/device_block.h"
-#include "csrc/cuda/base/device_memory.h"
 #include "csrc/cuda/base/device_transport.h"
-#include "csrc/cuda/base/message_memory.h"
-#include "csrc/cuda/kernels/block_top_k.h"
-#include "csrc/cuda/step/block_merge.h"
+#include "csrc/cuda/base/memory.h"
+#include "csrc/cuda/kernels/launches.h"
+#include "csrc/cuda/step/launches.h"
 
 namespace hvd_sparse::cuda {
 
@@ -87,5 +85,3 @@ class DeviceGTopK {
 };
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_STEP_DEVICE_GTOPK_H_

@@ -1,16 +1,12 @@
 #include "csrc/cuda/step/device_selector.h"
 
-#include "csrc/cuda/step/bucket_take.h"
-#include "csrc/cuda/step/threshold_control.h"
+#include "csrc/cuda/step/launches.h"
 
 namespace hvd_sparse::cuda {
 
 DeviceSelector::DeviceSelector(const BucketLayout& layout, double refresh)
-    : zeros_(SizeOfAll([&](Divider* divider) { DivideZeros(layout, divider); })),
-      rest_(SizeOfAll([&](Divider* divider) { DivideRest(layout, divider); })) {
-  Divider zeros(zeros_.get()), rest(rest_.get());
-  DivideZeros(layout, &zeros);
-  DivideRest(layout, &rest);
+    : zeros_([&](Divider* divider) { DivideZeros(layout, divider); }),
+      rest_([&](Divider* divider) { DivideRest(layout, divider); }) {
   work_.refresh = refresh;
 }
 

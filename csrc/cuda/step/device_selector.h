@@ -14,21 +14,18 @@
 /// searches for another threshold, but this takes the exact top-k of that segment, as it also does
 /// in the first step.
 
-#ifndef HVD_SPARSE_CUDA_STEP_DEVICE_SELECTOR_H_
-#define HVD_SPARSE_CUDA_STEP_DEVICE_SELECTOR_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
 
 #include "csrc/cuda/base/device_block.h"
-#include "csrc/cuda/base/device_memory.h"
-#include "csrc/cuda/kernels/block_top_k.h"
-#include "csrc/cuda/step/bucket_close.h"
+#include "csrc/cuda/base/memory.h"
+#include "csrc/cuda/kernels/launches.h"
 #include "csrc/cuda/step/bucket_layout.h"
-#include "csrc/cuda/step/bucket_pass.h"
 #include "csrc/cuda/step/bucket_tables.h"
-#include "csrc/cuda/step/device_launch.h"
+#include "csrc/cuda/step/launches.h"
 
 namespace hvd_sparse::cuda {
 
@@ -59,5 +56,3 @@ class DeviceSelector {
 };
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_STEP_DEVICE_SELECTOR_H_

@@ -5,12 +5,11 @@
 
 #include "csrc/base/error.h"
 #include "csrc/cuda/base/stream.h"
-#include "csrc/cuda/kernels/block_top_k.h"
 #include "csrc/cuda/kernels/cuda_kernels.h"
-#include "csrc/cuda/step/block_merge.h"
-#include "csrc/cuda/step/bucket_take.h"
+#include "csrc/cuda/kernels/launches.h"
 #include "csrc/cuda/step/device_exchange.h"
 #include "csrc/cuda/step/device_selector.h"
+#include "csrc/cuda/step/launches.h"
 #include "csrc/sparsifiers/threshold_sparsifier.h"
 
 namespace hvd_sparse::cuda {
@@ -38,8 +37,7 @@ class WorkOnDevice : public StreamWork {
  public:
   void Enqueue(StreamHandle stream) final {
     const OnDevice current(device_);
-    // NOLINTNEXTLINE: frameworks pass streams as numbers
-    EnqueueOn(reinterpret_cast<cudaStream_t>(stream));
+    EnqueueOn(StreamOf(stream));
   }
 
   void WaitForResult(SparseBlock* result) final {
@@ -71,11 +69,8 @@ class MergeWork final : public WorkOnDevice {
       : WorkOnDevice(device),
         k_(k),
         most_(std::max({own.count(), theirs.count(), k})),
-        zeros_(SizeOfAll([this](Divider* divider) { DivideZeros(divider); })),
-        rest_(SizeOfAll([this](Divider* divider) { DivideRest(divider); })) {
-    Divider zeros(zeros_.get()), rest(rest_.get());
-    DivideZeros(&zeros);
-    DivideRest(&rest);
+        zeros_([this](Divider* divider) { DivideZeros(divider); }),
+        rest_([this](Divider* divider) { DivideRest(divider); }) {
     Upload(own, own_);
     Upload(theirs, theirs_);
   }
@@ -145,11 +140,8 @@ class PassWork final : public WorkOnDevice {
         layers_({gradient}, residual, {k}, nullptr),
         layout_(layers_.spec),
         tables_(layout_),
-        zeros_(SizeOfAll([this](Divider* divider) { work_.DivideZeros(layout_, divider); })),
-        rest_(SizeOfAll([this](Divider* divider) { work_.DivideRest(layout_, divider); })) {
-    Divider zeros(zeros_.get()), rest(rest_.get());
-    work_.DivideZeros(layout_, &zeros);
-    work_.DivideRest(layout_, &rest);
+        zeros_([this](Divider* divider) { work_.DivideZeros(layout_, divider); }),
+        rest_([this](Divider* divider) { work_.DivideRest(layout_, divider); }) {
     work_.residual = residual.data;
     Copy(work_.tried, &threshold, sizeof(threshold));
     result_ = {nullptr, work_.indices, work_.values, layout_.candidates};
@@ -179,10 +171,7 @@ class SelectWork final : public WorkOnDevice {
         layers_({gradient}, residual, {k}, states_.get()),
         tables_(BucketLayout(layers_.spec)),
         selector_(BucketLayout(layers_.spec), RefreshOf(layers_.spec.sparsifier_options)),
-        memory_(SizeOfAll([&](Divider* divider) { divider->TakeBlock(k); })) {
-    Divider divider(memory_.get());
-    result_ = divider.TakeBlock(k);
-  }
+        memory_([&](Divider* divider) { result_ = divider->TakeBlock(k); }) {}
 
  private:
   void EnqueueOn(cudaStream_t stream) override {

@@ -1,8 +1,7 @@
 /// The pieces of csrc/kernels/stream_work.h on a CUDA device. All functions throw Unavailable if
 /// there is none.
 
-#ifndef HVD_SPARSE_CUDA_STEP_STREAM_WORK_H_
-#define HVD_SPARSE_CUDA_STEP_STREAM_WORK_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -37,5 +36,3 @@ std::unique_ptr<StreamWork> MakeStepWork(int device, const std::vector<GradView>
                                          const std::vector<GradView>& outputs);
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_STEP_STREAM_WORK_H_

@@ -2,7 +2,7 @@
 
 #include "csrc/cuda/base/check.h"
 #include "csrc/cuda/base/entries.cuh"
-#include "csrc/cuda/step/threshold_control.h"
+#include "csrc/cuda/step/launches.h"
 #include "csrc/sparsifiers/prediction.h"
 
 namespace hvd_sparse::cuda {

@@ -1,10 +1,9 @@
 /// A warp learns the threshold of the next step, with the bits of csrc/sparsifiers/prediction.h.
 
-#ifndef HVD_SPARSE_CUDA_STEP_THRESHOLD_LEARNING_CUH_
-#define HVD_SPARSE_CUDA_STEP_THRESHOLD_LEARNING_CUH_
+#pragma once
 
 #include "csrc/cuda/base/entries.cuh"
-#include "csrc/cuda/step/bucket_pass.h"
+#include "csrc/cuda/step/launches.h"
 #include "csrc/sparsifiers/prediction.h"
 
 namespace hvd_sparse::cuda {
@@ -55,5 +54,3 @@ __device__ inline void LearnByWarp(const ThresholdControl& control, const Segmen
 }
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_STEP_THRESHOLD_LEARNING_CUH_

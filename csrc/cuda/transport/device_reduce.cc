@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "csrc/base/clock.h"
 #include "csrc/base/error.h"
+#include "csrc/base/process.h"
 #include "csrc/collectives/collectives.h"
 #include "csrc/cuda/base/work.h"
 
@@ -26,7 +26,7 @@ void TransportGTopK::Run(SparseBlock* block, CollectiveContext& ctx) {
   // no other device waits for this one yet.
   Fit(ctx.numel, std::max<std::int64_t>(ctx.k, 1), ctx.options);
   BlockHeader& header = block->header();
-  header.kept = static_cast<std::uint32_t>(GTopK::KeptBeforeTheLast(ctx.k, ctx.numel, ctx.options));
+  header.kept = static_cast<std::uint32_t>(KeptBeforeTheLast(ctx.k, ctx.numel, ctx.options));
   ctx.AgreeBeforehand(&header);
 
   RoundTimes times{Concat("gtopk, over ", gpu_transport_.Name()), SteadySeconds()};
@@ -58,12 +58,6 @@ void TransportGTopK::Run(SparseBlock* block, CollectiveContext& ctx) {
 DeviceBlockHeader TransportGTopK::Move(const SparseBlock& selected, Verdict verdict,
                                        const std::string& what, SparseBlock* reduced) {
   Work work(device_);
-  const auto copy = [&](auto* to, const auto* from, std::int64_t count, cudaMemcpyKind kind) {
-    if (count == 0) return;
-    Check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(count) * sizeof(*from), kind,
-                          work.stream()),
-          "copy a block");
-  };
   const DeviceBlock& own = rounds_->selected();
   const std::int64_t count = selected.count();
   Require(count <= k_, what, " takes at most ", k_, " entries, got ", count);
@@ -79,9 +73,9 @@ DeviceBlockHeader TransportGTopK::Move(const SparseBlock& selected, Verdict verd
   for (std::int64_t i = 0; i < count; ++i) indices[i] = Marked(selected.indices()[i], true);
   auto* const values = work.Staged<float>(count);
   std::copy_n(selected.values(), count, values);
-  copy(own.header, header, 1, cudaMemcpyHostToDevice);
-  copy(own.indices, indices, count, cudaMemcpyHostToDevice);
-  copy(own.values, values, count, cudaMemcpyHostToDevice);
+  work.Upload(header, 1, own.header);
+  work.Upload(indices, count, own.indices);
+  work.Upload(values, count, own.values);
 
   gpu_transport_.SetOperation(what);
   rounds_->Run(work.stream());
@@ -91,9 +85,9 @@ DeviceBlockHeader TransportGTopK::Move(const SparseBlock& selected, Verdict verd
   auto* const result_header = work.Staged<DeviceBlockHeader>(1);
   auto* const result_indices = work.Staged<Index>(k_);
   auto* const result_values = work.Staged<float>(k_);
-  copy(result_header, result.header, 1, cudaMemcpyDeviceToHost);
-  copy(result_indices, result.indices, k_, cudaMemcpyDeviceToHost);
-  copy(result_values, result.values, k_, cudaMemcpyDeviceToHost);
+  work.Fetch(result.header, 1, result_header);
+  work.Fetch(result.indices, k_, result_indices);
+  work.Fetch(result.values, k_, result_values);
   gpu_transport_.Await(work.stream(), what);
   work.NoteDone();
 

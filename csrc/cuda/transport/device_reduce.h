@@ -1,8 +1,7 @@
 /// gTop-k over a transport between devices, for blocks that lie in memory of the CPU: they are
 /// copied to the device, reduced in all rounds in stream order, and copied back.
 
-#ifndef HVD_SPARSE_CUDA_TRANSPORT_DEVICE_REDUCE_H_
-#define HVD_SPARSE_CUDA_TRANSPORT_DEVICE_REDUCE_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -11,8 +10,8 @@
 #include <string>
 
 #include "csrc/collectives/gpu_collectives.h"
+#include "csrc/cuda/base/device_transport.h"
 #include "csrc/cuda/step/device_gtopk.h"
-#include "csrc/cuda/transport/counted_transport.h"
 #include "csrc/cuda/transport/gpu_transport.h"
 
 namespace hvd_sparse::cuda {
@@ -41,5 +40,3 @@ class TransportGTopK final : public DeviceReduce {
 };
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_TRANSPORT_DEVICE_REDUCE_H_

@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "csrc/base/clock.h"
+#include "csrc/base/process.h"
 
 namespace hvd_sparse::cuda {
 

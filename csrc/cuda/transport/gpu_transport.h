@@ -1,8 +1,7 @@
 /// A transport as an exchange uses it: with a name, streams of its own, and waits of the CPU that
 /// have limits and end with the exchange.
 
-#ifndef HVD_SPARSE_CUDA_TRANSPORT_GPU_TRANSPORT_H_
-#define HVD_SPARSE_CUDA_TRANSPORT_GPU_TRANSPORT_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -94,5 +93,3 @@ class GpuTransport : public DeviceTransport {
 };
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_TRANSPORT_GPU_TRANSPORT_H_

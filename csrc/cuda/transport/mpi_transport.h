@@ -14,14 +14,14 @@
 ///
 /// No GPU has run this: it was tested with ranks that are threads.
 
-#ifndef HVD_SPARSE_CUDA_TRANSPORT_MPI_TRANSPORT_H_
-#define HVD_SPARSE_CUDA_TRANSPORT_MPI_TRANSPORT_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
 #include <string>
 
+#include "csrc/collectives/gpu_transport_option.h"
 #include "csrc/comm/communicator.h"
 #include "csrc/comm/patience.h"
 #include "csrc/cuda/transport/gpu_transport.h"
@@ -50,6 +50,6 @@ class MpiTransport final : public GpuTransport {
   bool is_moving_ = false;  // MPI has a message; stays true after a failed one
 };
 
-}  // namespace hvd_sparse::cuda
+const GpuTransportOption& MpiOption();
 
-#endif  // HVD_SPARSE_CUDA_TRANSPORT_MPI_TRANSPORT_H_
+}  // namespace hvd_sparse::cuda

@@ -94,7 +94,6 @@ Library::Library(const std::vector<std::string>& paths) {
   symbols.Find("ncclGroupEnd", &calls_.GroupEnd);
   symbols.Find("ncclSend", &calls_.Send);
   symbols.Find("ncclRecv", &calls_.Recv);
-  symbols.Find("ncclAllGather", &calls_.AllGather);
   symbols.Find("ncclGetErrorString", &calls_.GetErrorString);
   symbols.Find("ncclGetLastError", &calls_.GetLastError);
 }

@@ -5,8 +5,7 @@
 /// torch does, that copy is used: two in one process would work side by side, but not know of each
 /// other.
 
-#ifndef HVD_SPARSE_CUDA_TRANSPORT_NCCL_LIBRARY_H_
-#define HVD_SPARSE_CUDA_TRANSPORT_NCCL_LIBRARY_H_
+#pragma once
 
 #include <climits>
 #include <cstddef>
@@ -69,8 +68,6 @@ struct Calls {
                  CUstream_st* stream);
   Result (*Recv)(void* to, std::size_t count, DataType type, int peer, Comm comm,
                  CUstream_st* stream);
-  Result (*AllGather)(const void* from, void* to, std::size_t count, DataType type, Comm comm,
-                      CUstream_st* stream);
   const char* (*GetErrorString)(Result result);
   const char* (*GetLastError)(Comm comm);
 };
@@ -109,5 +106,3 @@ class Library {
 };
 
 }  // namespace hvd_sparse::nccl
-
-#endif  // HVD_SPARSE_CUDA_TRANSPORT_NCCL_LIBRARY_H_

@@ -90,6 +90,18 @@ std::string WhyNot(const std::vector<Description>& ranks) {
   return "";
 }
 
+Invitation Invite() {
+  const Library& library = Library::Get();
+  UniqueId id;
+  const Result result = library.calls().GetUniqueId(&id);
+  if (result != kSuccess) {
+    Throw(ErrorKind::kUnavailable, library.Problem(result, "ncclGetUniqueId", nullptr));
+  }
+  Invitation invitation;
+  std::copy(std::begin(id.bytes), std::end(id.bytes), invitation.begin());
+  return invitation;
+}
+
 UniqueId IdIn(const Invitation& invitation) {
   UniqueId id;
   std::copy(invitation.begin(), invitation.end(), id.bytes);
@@ -99,45 +111,23 @@ UniqueId IdIn(const Invitation& invitation) {
 }  // namespace nccl
 
 namespace cuda {
-namespace {
-
-class OverNccl final : public NcclByName {
- public:
-  std::string Describe(const std::string&, int device) const override {
-    return nccl::Describe(device).Text();
-  }
-
-  std::string WhyNot(const std::vector<std::string>& ranks) const override {
-    std::vector<nccl::Description> descriptions;
-    std::transform(ranks.begin(), ranks.end(), std::back_inserter(descriptions),
-                   &nccl::Description::Of);
-    return nccl::WhyNot(descriptions);
-  }
-
-  Invitation Invite() const override {
-    const nccl::Library& library = nccl::Library::Get();
-    nccl::UniqueId id;
-    const nccl::Result result = library.calls().GetUniqueId(&id);
-    if (result != nccl::kSuccess) {
-      Throw(ErrorKind::kUnavailable, library.Problem(result, "ncclGetUniqueId", nullptr));
-    }
-    Invitation invitation;
-    std::copy(std::begin(id.bytes), std::end(id.bytes), invitation.begin());
-    return invitation;
-  }
-
-  std::unique_ptr<GpuCollectives> Connect(Communicator* comm, int device,
-                                          const Invitation& invitation) const override {
-    return MakeGpuCollectives(
-        device, std::make_unique<NcclTransport>(nccl::Library::Get(), nccl::IdIn(invitation), comm,
-                                                device, WaitLimits::FromEnvironment()));
-  }
-};
-
-}  // namespace
-
 const GpuTransportOption& NcclOption() {
-  static const OverNccl option;
+  static const GpuTransportOption option{
+      kNcclName,
+      kNcclVariable,
+      [](const std::string&, int device) { return nccl::Describe(device).Text(); },
+      [](Communicator* comm, int device, const Invitation& invitation) {
+        return MakeGpuCollectives(
+            device, std::make_unique<NcclTransport>(nccl::Library::Get(), nccl::IdIn(invitation),
+                                                    comm, device, WaitLimits::FromEnvironment()));
+      },
+      [](const std::vector<std::string>& ranks) {
+        std::vector<nccl::Description> descriptions;
+        std::transform(ranks.begin(), ranks.end(), std::back_inserter(descriptions),
+                       &nccl::Description::Of);
+        return nccl::WhyNot(descriptions);
+      },
+      nccl::Invite};
   return option;
 }
 

@@ -1,8 +1,7 @@
 /// NCCL as a way to connect devices: the description of a rank's NCCL and device, and whether ranks
 /// can use theirs together.
 
-#ifndef HVD_SPARSE_CUDA_TRANSPORT_NCCL_OPTION_H_
-#define HVD_SPARSE_CUDA_TRANSPORT_NCCL_OPTION_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -31,6 +30,9 @@ Description Describe(int device);
 /// Returns why ranks, described in rank order, cannot use NCCL together; empty if they can.
 std::string WhyNot(const std::vector<Description>& ranks);
 
+/// Returns an invitation with a new id. Throws Unavailable if NCCL makes none.
+Invitation Invite();
+
 /// Returns the id that an invitation holds.
 UniqueId IdIn(const Invitation& invitation);
 
@@ -43,5 +45,3 @@ const GpuTransportOption& NcclOption();
 }  // namespace cuda
 
 }  // namespace hvd_sparse
-
-#endif  // HVD_SPARSE_CUDA_TRANSPORT_NCCL_OPTION_H_

@@ -6,7 +6,7 @@
 #include <exception>
 #include <utility>
 
-#include "csrc/base/signals_blocked.h"
+#include "csrc/base/process.h"
 #include "csrc/cuda/base/check.h"
 
 namespace hvd_sparse::cuda {
@@ -24,9 +24,8 @@ NcclTransport::NcclTransport(const nccl::Library& library, const nccl::UniqueId&
                              Communicator* comm, int device, const WaitLimits& limits)
     : GpuTransport(comm, device, limits),
       library_(library),
-      connected_(static_cast<std::size_t>(comm->Size()) + 1) {
+      connected_(static_cast<std::size_t>(comm->Size())) {
   const OnDevice current(device);
-  mark_ = std::make_unique<Event>();
   const std::string what = "making NCCL's communicator (without HVD_SPARSE_NCCL it is not needed)";
   try {
     {
@@ -82,36 +81,10 @@ void NcclTransport::Exchange(int peer, const void* send, void* recv, std::int64_
   });
 }
 
-void NcclTransport::AllGather(const void* own, void* all, std::int64_t bytes, cudaStream_t stream) {
-  Require(bytes > 0, "bytes must be positive, got ", bytes);
-  RequireConnected(kAll, stream);
-  const std::string what = "giving a stream an allgather";
-  Group(kAll, what, [&] {
-    MustSucceed(library_.calls().AllGather(own, all, static_cast<std::size_t>(bytes), nccl::kUint8,
-                                           nccl_, stream),
-                "ncclAllGather", what);
-  });
-}
-
-void NcclTransport::Follow(cudaStream_t other) {
-  const OnDevice current(device());
-  mark_->Record(other);
-  mark_->MakeStreamFollow(stream());
-}
-
-void NcclTransport::MakeStreamFollow(cudaStream_t other) {
-  const OnDevice current(device());
-  mark_->Record(stream());
-  mark_->MakeStreamFollow(other);
-}
-
 /// Throws InvalidArgument in a capture with an unconnected peer: a first call allocates.
 void NcclTransport::RequireConnected(int peer, cudaStream_t stream) {
-  if (connected_[static_cast<std::size_t>(peer == kAll ? Size() : peer)]) return;
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  cuda::Check(cudaStreamIsCapturing(stream, &status), "ask whether a stream is being captured");
-  Require(status == cudaStreamCaptureStatusNone, "a stream is being captured, and rank ", Rank(),
-          " is not connected to ", peer == kAll ? "all others" : Concat("rank ", peer),
+  Require(connected_[static_cast<std::size_t>(peer)] || !IsCaptured(stream),
+          "a stream is being captured, and rank ", Rank(), " is not connected to rank ", peer,
           " yet: make the same call once before the capture");
 }
 
@@ -139,7 +112,7 @@ void NcclTransport::Group(int peer, const std::string& what, const std::function
     End(error, true);
     throw;
   }
-  connected_[static_cast<std::size_t>(peer == kAll ? Size() : peer)] = true;
+  connected_[static_cast<std::size_t>(peer)] = true;
 }
 
 /// Throws if a call has failed. Any call may also be in progress still; then IsReady tells its

@@ -10,8 +10,8 @@
 /// Work that was enqueued after an aborted message runs all the same, on undefined data: callers
 /// must wait by Await before they rely on what was received.
 ///
-/// CUDA graphs: Exchange, AllGather, Follow and MakeStreamFollow can be captured, once a first call
-/// outside of a capture has connected the same peers (that allocates, which a capture must not).
+/// CUDA graphs: Exchange can be captured, once a first call outside of a capture has connected the
+/// same peer (that allocates, which a capture must not).
 /// NCCL may launch from a thread of its own, whose calls break no capture. But a capture with
 /// cudaStreamCaptureModeGlobal is broken by unsafe calls of any other thread of the process, so
 /// capture with cudaStreamCaptureModeThreadLocal. Await cannot be captured. Either all ranks
@@ -19,8 +19,7 @@
 ///
 /// It was tested against a library that stands in for NCCL, and between two ranks on one GPU.
 
-#ifndef HVD_SPARSE_CUDA_TRANSPORT_NCCL_TRANSPORT_H_
-#define HVD_SPARSE_CUDA_TRANSPORT_NCCL_TRANSPORT_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -62,22 +61,10 @@ class NcclTransport final : public GpuTransport {
   void Exchange(int peer, const void* send, void* recv, std::int64_t bytes,
                 cudaStream_t stream) override;
 
-  /// Enqueues all[rank * bytes ...] = own of each rank. Blocks have a fixed capacity and hold their
-  /// count, so ranks with differing counts need no message about them.
-  void AllGather(const void* own, void* all, std::int64_t bytes, cudaStream_t stream);
-
-  /// Makes stream() wait for all work enqueued on `other` so far.
-  void Follow(cudaStream_t other);
-
-  /// Makes `other` wait for all work enqueued on stream() so far.
-  void MakeStreamFollow(cudaStream_t other);
-
   /// Also throws an error that NCCL has met.
   void Check() override;
 
  private:
-  static constexpr int kAll = -1;
-
   void RequireConnected(int peer, cudaStream_t stream);
   void Group(int peer, const std::string& what, const std::function<void()>& calls);
   void MustSucceed(nccl::Result result, const char* call, const std::string& what);
@@ -88,8 +75,7 @@ class NcclTransport final : public GpuTransport {
   void Watch();
 
   const nccl::Library& library_;
-  std::vector<bool> connected_;  // by peer; the last one is for all
-  std::unique_ptr<Event> mark_;  // between two streams
+  std::vector<bool> connected_;  // by peer
 
   std::mutex mutex_;  // guards the following, and every call of NCCL
   nccl::Comm nccl_ = nullptr;
@@ -100,5 +86,3 @@ class NcclTransport final : public GpuTransport {
 };
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_TRANSPORT_NCCL_TRANSPORT_H_

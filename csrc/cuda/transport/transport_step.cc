@@ -4,16 +4,12 @@
 #include <cstring>
 
 #include "csrc/base/error.h"
-#include "csrc/cuda/step/block_undo.h"
+#include "csrc/cuda/step/launches.h"
 
 namespace hvd_sparse::cuda {
 namespace {
 
 bool IsNarrow(const GradView& gradient) { return SizeOf(gradient.dtype) < SizeOf(DType::kFloat32); }
-
-StreamHandle HandleOf(cudaStream_t stream) {
-  return reinterpret_cast<StreamHandle>(stream);  // NOLINT: frameworks pass streams as numbers
-}
 
 }  // namespace
 
@@ -28,13 +24,11 @@ TransportStep::TransportStep(const BucketSpec& spec, std::uint32_t id, int devic
       transport_(transport, &marks_),
       exchange_(spec, id, &transport_),
       segments_(static_cast<std::int64_t>(spec.segment_numels.size())),
-      memory_(SizeOfAll([this](Divider* divider) { Divide(divider); })),
+      memory_([this](Divider* divider) { Divide(divider); }),
       sent_states_(segments_),
       fetched_states_(segments_),
       selected_(1),
       reduced_(1) {
-  Divider divider(memory_.get());
-  Divide(&divider);
   exchange_.ClearBlocks(select_stream_);
 }
 

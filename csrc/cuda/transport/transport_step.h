@@ -12,8 +12,7 @@
 ///     refused on the device                   the device has put all back; doing so again changes
 ///                                             nothing
 
-#ifndef HVD_SPARSE_CUDA_TRANSPORT_TRANSPORT_STEP_H_
-#define HVD_SPARSE_CUDA_TRANSPORT_TRANSPORT_STEP_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -23,11 +22,10 @@
 #include <vector>
 
 #include "csrc/collectives/device_step.h"
-#include "csrc/cuda/base/device_memory.h"
-#include "csrc/cuda/base/pinned_array.h"
+#include "csrc/cuda/base/device_transport.h"
+#include "csrc/cuda/base/memory.h"
 #include "csrc/cuda/base/step_marks.h"
 #include "csrc/cuda/step/device_exchange.h"
-#include "csrc/cuda/transport/counted_transport.h"
 #include "csrc/cuda/transport/gpu_transport.h"
 
 namespace hvd_sparse::cuda {
@@ -93,5 +91,3 @@ class TransportStep final : public DeviceStep {
 };
 
 }  // namespace hvd_sparse::cuda
-
-#endif  // HVD_SPARSE_CUDA_TRANSPORT_TRANSPORT_STEP_H_

@@ -1,12 +1,11 @@
 /// Merging on a device gives the same bits as merging on the CPU.
 
-#include "csrc/cuda/step/block_merge.h"
-
 #include <gtest/gtest.h>
 
 #include <random>
 #include <vector>
 
+#include "csrc/cuda/step/launches.h"
 #include "tests/csrc/cuda/device_blocks.h"
 
 namespace hvd_sparse {

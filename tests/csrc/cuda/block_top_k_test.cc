@@ -1,12 +1,11 @@
 /// Keeping the largest entries on a device gives the same bits as on the CPU.
 
-#include "csrc/cuda/kernels/block_top_k.h"
-
 #include <gtest/gtest.h>
 
 #include <vector>
 
-#include "csrc/cuda/step/block_merge.h"
+#include "csrc/cuda/kernels/launches.h"
+#include "csrc/cuda/step/launches.h"
 #include "tests/csrc/cuda/device_blocks.h"
 
 namespace hvd_sparse {

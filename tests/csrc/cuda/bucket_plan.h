@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/cuda/base/pinned_array.h"
+#include "csrc/cuda/base/memory.h"
 #include "csrc/cuda/step/device_exchange.h"
 #include "csrc/exchange/bucket.h"
 #include "tests/csrc/cuda/bucket_specs.h"

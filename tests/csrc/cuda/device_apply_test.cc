@@ -7,8 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/cuda/step/block_settle.h"
-#include "csrc/cuda/step/bucket_apply.h"
+#include "csrc/cuda/step/launches.h"
 #include "csrc/kernels/half.h"
 #include "tests/csrc/cuda/bucket_specs.h"
 #include "tests/csrc/cuda/device_blocks.h"

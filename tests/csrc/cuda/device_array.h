@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "csrc/base/device.h"
 #include "csrc/base/error.h"
 #include "csrc/base/types.h"
 #include "csrc/cuda/base/check.h"

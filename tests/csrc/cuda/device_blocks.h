@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "csrc/cuda/base/device_block.h"
-#include "csrc/cuda/base/device_memory.h"
+#include "csrc/cuda/base/memory.h"
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/entries.h"
 

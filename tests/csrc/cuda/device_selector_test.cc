@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "csrc/cuda/step/bucket_take.h"
+#include "csrc/cuda/step/launches.h"
 #include "csrc/sparsifiers/prediction.h"
 #include "csrc/sparsifiers/threshold_sparsifier.h"
 #include "tests/csrc/cuda/bucket_plan.h"

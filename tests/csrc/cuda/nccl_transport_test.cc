@@ -119,51 +119,6 @@ TEST_F(NcclTransportTest, AMessageCanGoOneWayOnly) {
   });
 }
 
-TEST_F(NcclTransportTest, BlocksOfAllRanksComeTogetherInTheirOrder) {
-  for (const int size : {1, 4}) {
-    Meeting meeting(size);
-    ON_RANKS(size, [&](NcclTransport& transport, Communicator&, cudaStream_t stream) {
-      const std::int64_t capacity = 520;
-      DeviceArray<std::uint8_t> own(Message(transport.Rank(), 0, 0, capacity));
-      DeviceArray<std::uint8_t> all(Bytes(static_cast<std::size_t>(size * capacity)));
-      meeting.Attend();
-      transport.AllGather(own.data(), all.data(), capacity, stream);
-      transport.Await(stream, "a test");
-      meeting.Attend();
-      Bytes expected;
-      for (int rank = 0; rank < size; ++rank) {
-        const Bytes block = Message(rank, 0, 0, capacity);
-        expected.insert(expected.end(), block.begin(), block.end());
-      }
-      EXPECT_EQ(all.Values(), expected);
-    });
-  }
-}
-
-TEST_F(NcclTransportTest, ItsOwnStreamStandsBetweenTwoPointsOfAnother) {
-  Meeting meeting(2);
-  ON_RANKS(2, [&](NcclTransport& transport, Communicator&, cudaStream_t stream) {
-    const int own = transport.Rank(), peer = 1 - own;
-    const std::int64_t bytes = 1 << 16;
-    const Bytes zeros(static_cast<std::size_t>(bytes));
-    DeviceArray<std::uint8_t> from(Message(own, peer, 0, bytes));
-    DeviceArray<std::uint8_t> sent(zeros), received(zeros), to(zeros);
-    const auto copy = [&](DeviceArray<std::uint8_t>& into, DeviceArray<std::uint8_t>& of) {
-      cuda::Check(cudaMemcpyAsync(into.data(), of.data(), bytes, cudaMemcpyDefault, stream),
-                  "copy");
-    };
-    meeting.Attend();
-    copy(sent, from);
-    transport.Follow(stream);
-    transport.Exchange(peer, sent.data(), received.data(), bytes, transport.stream());
-    transport.MakeStreamFollow(stream);
-    copy(to, received);
-    transport.Await(stream, "a test");
-    meeting.Attend();
-    EXPECT_EQ(to.Values(), Message(peer, own, 0, bytes));
-  });
-}
-
 TEST_F(NcclTransportTest, ARankThatEndsTheExchangeFreesThoseThatWaitForTheDevice) {
   Meeting meeting(3);
   ON_RANKS(3, [&](NcclTransport& transport, Communicator& comm, cudaStream_t stream) {

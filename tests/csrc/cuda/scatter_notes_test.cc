@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "csrc/cuda/kernels/scatter.h"
+#include "csrc/cuda/kernels/launches.h"
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/entries.h"
 

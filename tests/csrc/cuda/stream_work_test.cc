@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "csrc/cuda/base/stream.h"
-#include "csrc/devices/stream_work_for.h"
+#include "csrc/devices/kernels_for.h"
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/entries.h"
 #include "tests/csrc/taking.h"
@@ -39,7 +39,7 @@ TEST_F(CudaStreamWork, AMergeGivesTheLargestOfTheSum) {
   SparseBlock expected, made;
   CpuKernels().Merge(MakeBlock(a), MakeBlock(b), &expected);
   expected.Finish(CpuKernels().KeepTopK(900, 0, expected.count(), &expected));
-  const auto work = MergeWorkOn(kGpu, MakeBlock(a), MakeBlock(b), 900);
+  const auto work = StreamWorkOn(kGpu, &StreamWorkMakers::merge, MakeBlock(a), MakeBlock(b), 900);
   for (int time = 0; time < 2; ++time) {
     Enqueue(work.get());
     work->WaitForResult(&made);
@@ -51,7 +51,7 @@ TEST_F(CudaStreamWork, APassTakesWhatExceedsTheThreshold) {
   std::vector<float> gradient = Awkward(kNumel, 2), residual = Awkward(kNumel, 3);
   DeviceArray<float> on_device(gradient), rest(residual);
   const GradView view{on_device.data(), kNumel, DType::kFloat32};
-  const auto work = PassWorkOn(kGpu, view, rest.span(), 2.5f, kNumel);
+  const auto work = StreamWorkOn(kGpu, &StreamWorkMakers::pass, view, rest.span(), 2.5f, kNumel);
   for (int time = 0; time < 2; ++time) {
     SparseBlock expected, made;
     expected.Reset(kNumel);
@@ -68,7 +68,8 @@ TEST_F(CudaStreamWork, ASelectionTakesTheLargest) {
   std::vector<float> gradient = Awkward(kNumel, 4), residual = Awkward(kNumel, 5);
   DeviceArray<float> on_device(gradient), rest(residual);
   const auto work =
-      SelectWorkOn(kGpu, {on_device.data(), kNumel, DType::kFloat32}, rest.span(), 99);
+      StreamWorkOn(kGpu, &StreamWorkMakers::select,
+                   GradView{on_device.data(), kNumel, DType::kFloat32}, rest.span(), 99);
   Enqueue(work.get());
   SparseBlock expected, made;
   work->WaitForResult(&made);
@@ -104,7 +105,8 @@ TEST_F(CudaStreamWork, AStepWritesTheLargestOfEachLayerAndLeavesTheRest) {
       expected[entry.index] = entry.value;
     }
   }
-  const auto work = StepWorkOn(kGpu, gradients, rest.span(), ks, outputs);
+  const auto work =
+      StreamWorkOn(kGpu, &StreamWorkMakers::step, gradients, rest.span(), ks, outputs);
   Enqueue(work.get());
   SparseBlock made;
   work->WaitForResult(&made);
@@ -114,20 +116,29 @@ TEST_F(CudaStreamWork, AStepWritesTheLargestOfEachLayerAndLeavesTheRest) {
 }
 
 TEST(StreamWork, TheCpuHasNoStreams) {
-  EXPECT_THROW(MergeWorkOn({}, MakeBlock({}), MakeBlock({}), 1), Error);
+  EXPECT_THROW(StreamWorkOn({}, &StreamWorkMakers::merge, MakeBlock({}), MakeBlock({}), 1), Error);
 }
 
 TEST_F(CudaStreamWork, WhatCannotBeIsRefused) {
   DeviceArray<float> array(std::vector<float>(10));
   const GradView view{array.data(), 10, DType::kFloat32};
-  EXPECT_THROW(MergeWorkOn(kGpu, MakeBlock({}), MakeBlock({}), 0), Error);
-  EXPECT_THROW(PassWorkOn(kGpu, view, array.span().Sub(0, 9), 1, 5), Error);
-  EXPECT_THROW(PassWorkOn(kGpu, view, array.span(), 1, 11), Error);
-  EXPECT_THROW(SelectWorkOn(kGpu, view, array.span(), 0), Error);
-  EXPECT_THROW(SelectWorkOn({DeviceType::kCuda, 999}, view, array.span(), 1), Error);
-  EXPECT_THROW(StepWorkOn(kGpu, {view}, array.span(), {11}, {view}), Error);
-  EXPECT_THROW(StepWorkOn(kGpu, {view}, array.span(), {1, 1}, {view}), Error);
-  EXPECT_THROW(StepWorkOn(kGpu, {view}, array.span(), {1}, {}), Error);
+  using Ks = std::vector<std::int64_t>;
+  const std::vector<GradView> views{view}, none;
+  EXPECT_THROW(StreamWorkOn(kGpu, &StreamWorkMakers::merge, MakeBlock({}), MakeBlock({}), 0),
+               Error);
+  EXPECT_THROW(StreamWorkOn(kGpu, &StreamWorkMakers::pass, view, array.span().Sub(0, 9), 1, 5),
+               Error);
+  EXPECT_THROW(StreamWorkOn(kGpu, &StreamWorkMakers::pass, view, array.span(), 1, 11), Error);
+  EXPECT_THROW(StreamWorkOn(kGpu, &StreamWorkMakers::select, view, array.span(), 0), Error);
+  EXPECT_THROW(
+      StreamWorkOn({DeviceType::kCuda, 999}, &StreamWorkMakers::select, view, array.span(), 1),
+      Error);
+  EXPECT_THROW(StreamWorkOn(kGpu, &StreamWorkMakers::step, views, array.span(), Ks{11}, views),
+               Error);
+  EXPECT_THROW(StreamWorkOn(kGpu, &StreamWorkMakers::step, views, array.span(), Ks{1, 1}, views),
+               Error);
+  EXPECT_THROW(StreamWorkOn(kGpu, &StreamWorkMakers::step, views, array.span(), Ks{1}, none),
+               Error);
 }
 
 }  // namespace

@@ -1,7 +1,5 @@
 /// Rounds are timed as often as requested, on any number of ranks.
 
-#include "csrc/cuda/transport/timed_rounds.h"
-
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -10,6 +8,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/cuda/base/stream.h"
+#include "csrc/cuda/transport/transport_collectives.h"
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/cuda/loopback_transport.h"
 #include "tests/csrc/thrown.h"

@@ -9,9 +9,9 @@
 #include "csrc/base/error.h"
 #include "csrc/cuda/base/check.h"
 #include "csrc/cuda/base/stream.h"
-#include "csrc/cuda/step/block_undo.h"
 #include "csrc/cuda/step/bucket_tables.h"
 #include "csrc/cuda/step/device_exchange.h"
+#include "csrc/cuda/step/launches.h"
 #include "tests/csrc/cuda/bucket_specs.h"
 #include "tests/csrc/cuda/loopback_transport.h"
 

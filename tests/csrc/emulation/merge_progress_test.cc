@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "csrc/cuda/base/look_back.cuh"
-#include "csrc/cuda/step/block_merge.h"
+#include "csrc/cuda/step/launches.h"
 #include "tests/csrc/cuda/device_blocks.h"
 
 namespace hvd_sparse {

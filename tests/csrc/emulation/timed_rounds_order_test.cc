@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "csrc/base/clock.h"
 #include "csrc/base/error.h"
-#include "csrc/cuda/transport/timed_rounds.h"
+#include "csrc/base/process.h"
+#include "csrc/cuda/transport/transport_collectives.h"
 #include "tests/csrc/thrown.h"
 
 namespace hvd_sparse::cuda {

@@ -25,7 +25,7 @@ const char* const kEndOfScript = "nothing more is sent";
 /// The sparse collectives, and the dense one.
 std::vector<std::string> EveryCollective() {
   std::vector<std::string> names;
-  for (const CollectiveFacts& facts : AllCollectiveFacts()) names.push_back(facts.name);
+  for (const Collective& one : AllCollectives()) names.push_back(one.name);
   return names;
 }
 
@@ -54,7 +54,7 @@ struct Setup {
     return setup;
   }
 
-  bool IsSparse() const { return FindCollective(collective).AsSparse() != nullptr; }
+  bool IsSparse() const { return FindCollective(collective).IsSparse(); }
 
   NodePlace Place() const {
     return {rank % local_size, local_size, rank / local_size, size / local_size};

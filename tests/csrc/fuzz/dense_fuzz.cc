@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "csrc/wire/dense_coding.h"
+#include "csrc/wire/value_coding.h"
 #include "tests/csrc/fuzz/target.h"
 
 namespace hvd_sparse::fuzz {

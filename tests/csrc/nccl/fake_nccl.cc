@@ -295,17 +295,6 @@ int ncclRecv(void* to, std::size_t count, int type, int peer, ncclComm* comm, cu
   return Add(comm, {false, nullptr, to, count, peer, stream});
 }
 
-int ncclAllGather(const void* from, void* to, std::size_t count, int type, ncclComm* comm,
-                  cudaStream_t stream) {
-  int result = kInProgress;
-  for (int peer = 0; peer < comm->size && result == kInProgress; ++peer) {
-    result = ncclSend(from, count, type, peer, comm, stream);
-    auto* const place = static_cast<char*>(to) + static_cast<std::size_t>(peer) * count;
-    if (result == kInProgress) result = ncclRecv(place, count, type, peer, comm, stream);
-  }
-  return result;
-}
-
 const char* ncclGetErrorString(int result) {
   return result == kInvalidArgument ? "invalid argument" : result == 6 ? "remote error" : "error";
 }

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "csrc/base/device.h"
 #include "csrc/base/error.h"
+#include "csrc/base/types.h"
 #include "csrc/collectives/device_agreement.h"
 #include "csrc/devices/devices_for.h"
 #include "tests/csrc/collective_ranks.h"

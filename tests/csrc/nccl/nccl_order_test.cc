@@ -125,16 +125,5 @@ TEST_F(OrderOfMessages, MessagesOfOneCallAreBesideEachOther) {
   });
 }
 
-TEST_F(OrderOfMessages, AllThatIsGatheredIsBehindAllThatWasGiven) {
-  ExpectRaceWithout([](Rank& rank, bool order) {
-    std::vector<char> all(2 * kBytes);
-    rank.Fill(&rank.sent, order ? rank.stream : rank.other);
-    rank.transport.AllGather(rank.sent.data(), all.data(), kBytes, rank.stream.get());
-    rank.stream.Synchronize();
-    rank.other.Synchronize();
-    EXPECT_EQ(all, std::vector<char>(2 * kBytes, 1));
-  });
-}
-
 }  // namespace
 }  // namespace hvd_sparse::cuda

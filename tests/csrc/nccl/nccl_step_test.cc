@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "csrc/base/clock.h"
+#include "csrc/base/process.h"
 #include "tests/csrc/cuda/step_ranks.h"
 #include "tests/csrc/nccl/with_fake_nccl.h"
 

@@ -1,15 +1,15 @@
-/// Taking the entries of a dense sum on the device: error feedback, and codes whose errors stay in
-/// the residual; contract in csrc/wire/dense_work.h.
+/// Kernels of a dense sum: error feedback and codes whose errors stay in the residual, and writing
+/// sums into gradients; contract in csrc/wire/dense_work.h.
 
-#ifndef HVD_SPARSE_CUDA_KERNELS_DENSE_TAKE_H_
-#define HVD_SPARSE_CUDA_KERNELS_DENSE_TAKE_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
 
 #include "csrc/base/types.h"
-#include "csrc/wire/dense_coding.h"
+#include "csrc/wire/dense_work.h"
+#include "csrc/wire/value_coding.h"
 
 namespace hvd_sparse::cuda {
 
@@ -38,6 +38,8 @@ struct TakeArgs {
 /// Takes all pieces. float32 values become zero in the residual, and are those in `before`.
 void LaunchTake(DenseFormat format, const TakeArgs& args, cudaStream_t stream);
 
-}  // namespace hvd_sparse::cuda
+/// Enqueues DenseWork::Write, of sums on the device; adds the number of results that are not finite
+/// to `not_finite`.
+void LaunchWriteSums(const DenseOutput& output, unsigned* not_finite, cudaStream_t stream);
 
-#endif  // HVD_SPARSE_CUDA_KERNELS_DENSE_TAKE_H_
+}  // namespace hvd_sparse::cuda
