@@ -15,6 +15,7 @@ import torch
 from horovod.common.exceptions import HostsUpdatedInterrupt
 
 from hvd_sparse.pytorch.attachment import Attachment, attachment_of, require_attachment
+from hvd_sparse.pytorch.local_steps import LocalSteps
 from hvd_sparse.state.inheritance import checked_policy
 
 
@@ -74,8 +75,8 @@ def check_host_updates(stock: Callable[..., Any], elastic_state: Any) -> None:
 def _meet(elastic_state: Any) -> None:
     """Ends intervals of local steps. Collective."""
     for attachment in _attachments(elastic_state):
-        if attachment.way is not None:
-            attachment.way.meet()
+        if isinstance(attachment.exchange, LocalSteps):
+            attachment.exchange.meet()
 
 
 def _attachments(elastic_state: Any) -> list[Attachment]:
