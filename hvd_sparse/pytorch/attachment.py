@@ -242,7 +242,7 @@ class Attachment:
             state_dict[state.KEY] = held
             self._loss.warn()
         if exchange is not None:
-            state.put_velocities_into(exchange, state_dict)
+            exchange.momentum.put_into(state_dict, exchange.velocities())
 
     def _check_load(self, _: Any, state_dict: dict[str, Any]) -> dict[str, Any] | None:
         if self._mode is _Mode.PAUSED:

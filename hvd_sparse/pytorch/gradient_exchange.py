@@ -52,9 +52,8 @@ class Phase(enum.Enum):
 class GradientExchange(ABC):
     """The exchange of one optimizer's gradients.
 
-    A gradient that backward has completed is handed to the core, which starts buckets in one order
-    on every rank. Small and 1-d gradients go through the host, as does all that is faster dense,
-    and what another optimizer updates.
+    A gradient that backward has completed goes to the core, which starts buckets in one order on
+    every rank; or to the host if it is small, faster dense, or not for this optimizer.
 
     Args:
         optimizer: The optimizer, which this does not keep alive.
@@ -62,8 +61,8 @@ class GradientExchange(ABC):
         link: The connection between the ranks.
 
     Attributes:
-        any_ended_early: True if an error has ended an exchange of this process, perhaps amid a
-            step: the host may then wait for ever for the rest of its dense operations.
+        any_ended_early: True if an error has ended an exchange of this process: the host may then
+            wait for ever for the rest of its dense operations.
         slot_type: Class of the slots: where gradients lie.
         link: The connection between the ranks.
         world: The ranks.
@@ -75,7 +74,7 @@ class GradientExchange(ABC):
         steps: The steps, as the core runs them.
         clock: Times the steps that the tuner asks for.
         optimizer: Returns the optimizer; raises HvdSparseError once that is gone.
-        tuner: Decides how they are exchanged, if the compression is adaptive.
+        tuner: Decides on the plan, if the compression is adaptive.
         rates: The learning rates that the residuals follow.
         momentum: The momentum that ranks apply before error feedback.
         stats: Cost of the steps.
@@ -118,13 +117,8 @@ class GradientExchange(ABC):
             if slot.optimized and compression.takes(slot.param.shape)
         )
         self.conditions = conditions_of(compression, local_size=core.local_size, device=str(device))
-        self._guard = guards.Guard(
-            device,
-            self.rates.groups,
-            known=self._known,
-            large={layer.name for layer in self.layers},
-            settings=settings,
-        )
+        large = {layer.name for layer in self.layers}
+        self._guard = guards.Guard(settings, self.rates.groups, large)
         sent = plan.sent_layers(self.layers, compression)
         self.steps = Steps(
             sent if world.size > 1 else (),  # a single rank has no residuals
@@ -215,15 +209,12 @@ class GradientExchange(ABC):
         if self.phase is Phase.EXCHANGED:  # the averages belong to the program
             self.release()
         hooks.surround(self.optimizer())  # step() may have been replaced since
-        self._begin_step()
-        self.phase = Phase.GATHERING
-        if self.core.timeline is not None:
-            self.core.timeline.step_begins(self.steps.count)
-
-    def _begin_step(self) -> None:
         self.steps.begin()
         if self.core.checks:
             self.core.note(guards.describe_step(self.optimizer(), self.mark))
+        self.phase = Phase.GATHERING
+        if self.core.timeline is not None:
+            self.core.timeline.step_begins(self.steps.count)
 
     def complete(self) -> None:
         """Ends a step, in which perhaps not one gradient has arrived: all gradients are averages.
@@ -255,7 +246,7 @@ class GradientExchange(ABC):
         self.core.check()
         guards.check_not_capturing(self._guard.device)
         if self.phase is not Phase.GATHERING:  # not one gradient has arrived
-            self._begin_step()
+            self._begin()
         if self.core.timeline is not None:
             self.core.timeline.synchronize_begins(self.steps.count)
         self._guard.check_step(self.optimizer(), self.slots)
@@ -384,6 +375,11 @@ class GradientExchange(ABC):
     def shares_parameters_with(self, named: NamedParameters) -> bool:
         """Returns true if any of the parameters is exchanged here."""
         return any(id(param) in self._known for _, param in named)
+
+    def velocities(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yields each parameter that has a velocity on this rank with that: float32, flat."""
+        for name, velocity in self.steps.state.velocities():
+            yield self.parameters[name], velocity
 
     def replan(self) -> None:
         """Measures the network anew, between two steps, and restarts tuning. Collective."""

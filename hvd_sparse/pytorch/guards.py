@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable, Sequence
 import torch
 
 from hvd_sparse.errors import GradientInFlightError, UnsupportedError
+from hvd_sparse.pytorch.devices import common_device
 from hvd_sparse.pytorch.gradient_memory import Extent, MemoryInUse
 from hvd_sparse.pytorch.parameters import ParameterGroups
 from hvd_sparse.pytorch.settings import Settings, check_not_twice
@@ -17,30 +18,20 @@ class Guard:
     """The checks of one exchange, in their order.
 
     Args:
-        device: The device of all parameters.
-        groups: The parameter groups of the optimizer.
-        known: Ids of the parameters that are exchanged.
-        large: Names of those whose gradients can be sparse.
         settings: The user's settings.
+        groups: The parameter groups of the optimizer.
+        large: Names of the parameters whose gradients can be sparse.
 
     Attributes:
         device: The device of all parameters.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        groups: ParameterGroups,
-        *,
-        known: Container[int],
-        large: Container[str],
-        settings: Settings,
-    ) -> None:
-        self.device = device
-        self._groups = groups
-        self._known = known
-        self._large = large
+    def __init__(self, settings: Settings, groups: ParameterGroups, large: Container[str]) -> None:
         self._settings = settings
+        self._groups = groups
+        self._large = large
+        self._known = {id(param) for _, param in settings.named}
+        self.device = common_device(settings.named)
         self._in_use = MemoryInUse()
 
     def admit(self, slot: Slot) -> None:

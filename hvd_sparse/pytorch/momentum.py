@@ -196,6 +196,7 @@ class Momentum:
             states[number] = {**states.get(number, {}), **own}
         state_dict["state"] = states
 
+    @torch.no_grad()
     def give_back(self, velocities: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Makes the optimizer's own momentum that of this rank's velocities, as in `put_into`."""
         state = self._owner().state
@@ -219,7 +220,8 @@ class Momentum:
                 own = (summed + self._decay(group, param)) * self._form.growth(group, state)
                 yield param, {self._form.own: own.to(param.dtype)}
 
-    def begin(self, parameters: Mapping[str, torch.Tensor], *, step: int) -> dict[str, Any]:
+    @torch.no_grad()
+    def begin(self, parameters: Mapping[str, torch.Tensor], step: int) -> dict[str, torch.Tensor]:
         """Returns the velocities, by name, that go on where the optimizer's own momentum is.
 
         An optimizer's own momentum is the average, or the sum, of the ranks' velocities, and the
@@ -247,7 +249,7 @@ class Momentum:
 
     def describe(self, named: NamedParameters) -> dict[str, str]:
         """Returns, by name, what must be equal on all ranks of the momentum that they take over."""
-        found = self.begin(dict(named), step=0)
+        found = self.begin(dict(named), 0)
         checksum = 0
         for name, velocity in found.items():
             checksum = zlib.crc32(velocity.cpu().numpy().data, zlib.crc32(name.encode(), checksum))

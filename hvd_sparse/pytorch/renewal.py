@@ -64,7 +64,7 @@ class Successor:
     def begin(self, residuals: Mapping[str, NDArray[Any]], *, steps: int, rates: Any) -> None:
         """Starts after `steps` steps with the residuals that were shared out."""
         tensors = {name: torch.from_numpy(part) for name, part in residuals.items()}
-        velocities = state.begun_velocities(self._exchange, step=steps)
+        velocities = self._exchange.momentum.begin(self._exchange.parameters, steps)
         self._exchange.steps.load(tensors, {}, velocities, step=steps)
         self._exchange.rates.load(rates)
 
@@ -138,7 +138,7 @@ class Renewal(renewal.Renewal[GradientExchange]):
         super().give_up()
         if ending is not None:
             with suppress(HvdSparseError):  # the optimizer is gone
-                state.give_back_momentum(ending)
+                ending.momentum.give_back(ending.velocities())
         if not was_pending:
             self.defer()
 
@@ -148,7 +148,7 @@ class Renewal(renewal.Renewal[GradientExchange]):
             self.hold(former.held)
         else:
             self.hold(self._save(former.exchange))
-            state.give_back_momentum(former.exchange)
+            former.exchange.momentum.give_back(former.exchange.velocities())
         self._note(former)
 
     def retire(self, reason: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -157,9 +156,8 @@ def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
     if isinstance(exchange, LocalSteps):
         exchange.load_local_state(None if saved is None else saved.get("local"))
     if saved is None:
-        exchange.steps.load(
-            {}, {}, begun_velocities(exchange, step=exchange.steps.count), step=exchange.steps.count
-        )
+        step = exchange.steps.count
+        exchange.steps.load({}, {}, exchange.momentum.begin(exchange.parameters, step), step=step)
         return
     saved = taken_up(saved, exchange.conditions, is_rank0=exchange.world.rank == 0)
     if exchange.tuner is not None:
@@ -167,33 +165,11 @@ def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
     exchange.steps.load(
         saved["residuals"],
         saved["states"],
-        saved.get("velocities") or begun_velocities(exchange, step=saved["step"]),
+        saved.get("velocities") or exchange.momentum.begin(exchange.parameters, saved["step"]),
         step=saved["step"],
         pending=saved.get("pending", not saved.get("waiting")),  # older files name layers
     )
     exchange.rates.load(saved["lrs"])
-
-
-def put_velocities_into(exchange: GradientExchange, state_dict: dict[str, Any]) -> None:
-    """Makes an optimizer's state dict hold this rank's velocities; see `Momentum.put_into`."""
-    exchange.momentum.put_into(state_dict, _velocities_of(exchange))
-
-
-def give_back_momentum(exchange: GradientExchange) -> None:
-    """Makes an optimizer's own momentum this rank's velocities; see `Momentum.give_back`."""
-    with torch.no_grad():
-        exchange.momentum.give_back(_velocities_of(exchange))
-
-
-def begun_velocities(exchange: GradientExchange, *, step: int) -> dict[str, torch.Tensor]:
-    """Returns velocities that begin from the optimizer's own momentum; see `Momentum.begin`."""
-    with torch.no_grad():
-        return exchange.momentum.begin(exchange.parameters, step=step)
-
-
-def _velocities_of(exchange: GradientExchange) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    for name, velocity in exchange.steps.state.velocities():
-        yield exchange.parameters[name], velocity
 
 
 def adopt_progress(exchange: GradientExchange, rank: int) -> None:

@@ -85,8 +85,7 @@ class Steps:
         )
         self._growth = ResidualGrowth(link.world.rank)
         self.remembers = False
-        self._was_pending = True
-        self._former_rates: dict[str, float] = {}
+        self._before: tuple[bool, dict[str, float]] = True, {}  # `pending` and rates, for `undo`
         self._core_takes_part = False  # a sparse bucket, a residual or a velocity does
         self._used: list[int] = []  # ops, in the order in which parts of this step were completed
         self._drawn: set[int] = set()  # buckets of this step that the timeline shows
@@ -195,7 +194,7 @@ class Steps:
         self._used.clear()
         momentum, dampening = self._momentum.of_step()
         if self.remembers:
-            self._was_pending, self._former_rates = self.pending, self._rates.state()
+            self._before = self.pending, self._rates.state()
         now = self.state.now
         with self._core.acknowledging():
             self._core_takes_part = self._engine.begin(
@@ -223,9 +222,10 @@ class Steps:
         """Undoes some parameters' part of the last step, which counts; see `ExchangeState.undo`."""
         if not self._core_takes_part:  # nothing was taken
             return
+        was_pending, rates = self._before
         self.state.undo(names)
-        self._rates.undo(self._former_rates, names)
-        self._continue_after(self.count, pending=self._was_pending or self.pending)
+        self._rates.undo(rates, names)
+        self._continue_after(self.count, pending=was_pending or self.pending)
 
     def arrived(self, slot: Slot) -> None:
         """Takes a complete gradient; sends it once those of its op are there."""

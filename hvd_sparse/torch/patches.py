@@ -93,15 +93,16 @@ def _broadcast_optimizer_state(stock: Callable[..., Any], *args: Any, **kwargs: 
     params = [param for group in optimizer.param_groups for param in group["params"]]
     kept = [(param, param.detach().clone(), param.grad) for param in params]
     with attachment.paused():
-        if attachment.exchange is not None:
-            state.give_back_momentum(attachment.exchange)
+        exchange = attachment.exchange
+        if exchange is not None:
+            exchange.momentum.give_back(exchange.velocities())
         result = stock(*args, **kwargs)
     with torch.no_grad():
         for param, value, grad in kept:
             param.copy_(value)
             param.grad = grad
-    if attachment.exchange is not None:
-        state.adopt_progress(attachment.exchange, bound.arguments["root_rank"])
+    if exchange is not None:
+        state.adopt_progress(exchange, bound.arguments["root_rank"])
     return result
 
 
