@@ -9,6 +9,7 @@ sync        builds that exchange, and gives it the residuals that the ranks hold
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -45,10 +46,7 @@ def save(stock: Callable[..., Any], elastic_state: Any) -> None:
 def restore_optimizer(stock: Callable[..., Any], handler: Any) -> None:
     """Wraps OptimizerStateHandler.restore; the exchange may have failed in the middle of a step."""
     attachment = attachment_of(handler.value)
-    if attachment is None:
-        stock(handler)
-        return
-    with attachment.restoring():
+    with nullcontext() if attachment is None else attachment.restoring():
         stock(handler)
 
 
