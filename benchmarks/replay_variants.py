@@ -253,7 +253,7 @@ class Variant(ABC):
             return None
         attachment = attachment_of(self.optimizer)
         exchange = None if attachment is None else attachment.exchange
-        for layer, residual in () if exchange is None else exchange.state.residuals():
+        for layer, residual in () if exchange is None else exchange.steps.state.residuals():
             if layer == self._name(parameter):
                 return residual.double()
         return torch.zeros(parameter.tensor.numel, dtype=torch.float64)

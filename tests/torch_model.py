@@ -205,7 +205,7 @@ class TorchModel(frameworks.Model):
 
     def waiting_bytes(self) -> int:
         """Returns the bytes whose sum by the host step() has left behind without starting it."""
-        return require_attachment(self._optimizer).exchange.driven.dense.waiting_bytes
+        return require_attachment(self._optimizer).exchange.steps.dense.waiting_bytes
 
     def common_weights(self) -> AbstractContextManager[None]:
         """Returns a context in which the model has the last common weights."""

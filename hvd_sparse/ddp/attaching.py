@@ -62,38 +62,38 @@ def attach(
     """
     host = GroupHost(getattr(_uncompiled(model), "process_group", None), call="attach()")
 
-    def prepare() -> tuple[NamedParameters, Settings]:
+    def prepare() -> Settings:
         ddp = _unwrapped(model)
         _check_module(ddp)
         settings = Settings.checked(
             optimizer,
             compression,
             host=host,
+            named=list(_parameters_of(ddp)),
             op=op,
             gradient_predivide_factor=gradient_predivide_factor,
             grad_scaler=grad_scaler,
         )
-        named = list(_parameters_of(ddp))
-        _check_optimizer(optimizer, named)
-        return named, settings
+        _check_optimizer(optimizer, settings.named)
+        return settings
 
     attachment = connect(optimizer, prepare, host=host, plain=BucketSteps, again=True)
     ddp = _unwrapped(model)
-    way = attachment.way
-    if way is not None:
+    exchange = attachment.exchange
+    if exchange is not None:
         try:
-            if isinstance(way, BucketSteps):
+            if isinstance(exchange, BucketSteps):
                 deliveries = Deliveries(attachment.renewal, ddp)
                 ddp.register_comm_hook(deliveries, hook)
                 ddp.register_forward_pre_hook(deliveries)
-            elif isinstance(way, LocalSteps):
+            elif isinstance(exchange, LocalSteps):
                 reduction = host.reduction(
                     op=op, gradient_predivide_factor=gradient_predivide_factor
                 )
                 named = list(_parameters_of(ddp))
-                keep_own_gradients(ddp, attachment.renewal, way, named, reduction)
+                keep_own_gradients(ddp, attachment.renewal, exchange, named, reduction)
         except BaseException as error:
-            way.fail(f"{type(error).__name__}: {error}")
+            exchange.fail(f"{type(error).__name__}: {error}")
             raise
 
 

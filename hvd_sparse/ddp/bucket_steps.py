@@ -18,32 +18,30 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_sparse.errors import GradientInFlightError, HvdSparseError, NonFiniteGradientError
-from hvd_sparse.pytorch.gradient_exchange import GradientExchange, Phase
+from hvd_sparse.pytorch.gradient_exchange import Phase
+from hvd_sparse.pytorch.host import Link
+from hvd_sparse.pytorch.plain_steps import PlainSteps
 from hvd_sparse.pytorch.renewal import Renewal
+from hvd_sparse.pytorch.settings import Settings
 from hvd_sparse.pytorch.slots import DeliveredSlot
-from hvd_sparse.pytorch.step_way import PlainSteps
 
 BucketFuture = Future[torch.Tensor]
 
 
 class BucketSteps(PlainSteps):
-    """Steps with the gradients of one DDP module, which are averages after loss.backward().
-
-    Args:
-        exchange: The exchange, to which the module's communication hook delivers.
-    """
+    """Steps with the gradients of one DDP module, which are averages after loss.backward()."""
 
     slot_type = DeliveredSlot
 
-    def __init__(self, exchange: GradientExchange) -> None:
-        super().__init__(exchange)
-        self._slot_of = {id(slot.param): slot for slot in exchange.slots}
+    def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, link: Link) -> None:
+        super().__init__(optimizer, settings, link)
+        self._slot_of = {id(slot.param): slot for slot in self.slots}
         self._average: tuple[torch.Tensor, int] | None = None
 
     def before_forward(self) -> None:
         """Watches gradients from now on, if a forward pass follows a step that was not applied."""
-        if self.exchange.phase is Phase.EXCHANGED:
-            self.discards.watch()
+        if self.phase is Phase.EXCHANGED:
+            self.watch()
 
     def deliver(self, bucket: GradBucket) -> None:
         """Takes the gradients of a bucket, and starts what is complete with them."""
@@ -53,27 +51,9 @@ class BucketSteps(PlainSteps):
             if slot is not None:  # one without elements has none
                 assert isinstance(slot, DeliveredSlot)
                 slot.delivered = view
-                self.exchange.arrived(slot)
-        try:
-            with torch.no_grad():
-                self.exchange.driven.flush(buffer)
-        except BaseException as error:
-            raise self.exchange.end(error)  # noqa: B904  # mostly the same error
-
-    def complete(self) -> NonFiniteGradientError | None:
-        """Waits until all buckets hold averages, and commits the step.
-
-        Returns:
-            The error of a step that no rank applies, whose buckets hold zeros.
-
-        Raises:
-            ExchangeFailedError: The exchange has ended.
-        """
-        try:
-            self.exchange.complete()
-        except NonFiniteGradientError as error:
-            return error
-        return None
+                self.arrived(slot)
+        with torch.no_grad(), self.ending():
+            self.steps.flush(buffer)
 
     @torch.no_grad()
     def divide_by_present(self, *, present: bool) -> None:
@@ -82,15 +62,15 @@ class BucketSteps(PlainSteps):
         Args:
             present: True if this rank has.
         """
-        rows = self.exchange.core.gather([present], what="counting the ranks that have data")
+        rows = self.core.gather([present], what="counting the ranks that have data")
         factor = len(rows) / sum(row[0] for row in rows)
-        for slot in self.exchange.slots if self.exchange.averages else ():
+        for slot in self.slots if self.averages else ():
             slot.gradient().mul_(factor)
 
     @torch.no_grad()
     def write_unused(self) -> None:
         """Writes what was delivered for parameters that no rank has used: DDP leaves them alone."""
-        for slot in self.exchange.slots:
+        for slot in self.slots:
             delivered, grad = slot.gradient(), slot.param.grad
             if grad is not None:
                 grad.copy_(delivered)
@@ -99,7 +79,7 @@ class BucketSteps(PlainSteps):
 
     def note_average(self) -> None:
         """Remembers the averages as DDP has left them, so that clipping is noticed."""
-        slot = next((slot for slot in self.exchange.slots if slot.optimized), None)
+        slot = next((slot for slot in self.slots if slot.optimized), None)
         grad = None if slot is None else slot.param.grad
         self._average = None if grad is None else (grad, grad._version)
 
@@ -109,22 +89,22 @@ class BucketSteps(PlainSteps):
         Raises:
             GradientInFlightError: They are this rank's own, or loss.backward() has not ended.
         """
-        if self.exchange.phase is Phase.GATHERING:
+        if self.phase is Phase.GATHERING:
             self.refuse_if_busy(
                 "optimizer.step() was called after a loss.backward() that failed, or that did not "
                 "compute a gradient for every parameter: DistributedDataParallel waits for the rest"
             )
-        if self.exchange.phase is Phase.IDLE:
+        if self.phase is Phase.IDLE:
             self._check_nothing_new()
         if self._average is not None:
             grad, version = self._average
             if grad._version != version:
-                self.exchange.rates.clipping_seen()
+                self.rates.clipping_seen()
             self._average = None
 
     def _check_nothing_new(self) -> None:
         """Refuses a step with gradients that no backward pass has exchanged."""
-        for slot in self.exchange.slots:
+        for slot in self.slots:
             grad = slot.param.grad
             if slot.optimized and grad is not None and bool(grad.any()):
                 raise GradientInFlightError(
@@ -185,7 +165,11 @@ class Deliveries:
         return future
 
     def _complete(self, steps: BucketSteps) -> NonFiniteGradientError | None:
-        refused = steps.complete()
+        refused = None
+        try:
+            steps.complete()
+        except NonFiniteGradientError as error:  # no rank applies the step, and buckets hold zeros
+            refused = error
         ddp = self._ddp()
         assert ddp is not None
         if refused is None and ddp._join_config.enable and not ddp._divide_by_initial_world_size:
@@ -201,7 +185,7 @@ class Deliveries:
         if not in_backward():  # DDP's join() takes this step for a rank that has run out of data
             if refused is not None:
                 raise refused
-            steps.exchange.release()
+            steps.release()
             return
 
         def at_the_end() -> None:
@@ -217,9 +201,9 @@ class Deliveries:
 
     def _steps(self) -> BucketSteps | None:
         renewal = self._renewal()
-        way = None if renewal is None else renewal.way
-        assert way is None or isinstance(way, BucketSteps)
-        return way
+        steps = None if renewal is None else renewal.exchange
+        assert steps is None or isinstance(steps, BucketSteps)
+        return steps
 
 
 def _no_deliveries() -> Deliveries | None:

@@ -51,7 +51,7 @@ def keep_own_gradients(
 
 def _others(named: NamedParameters, steps: LocalSteps) -> list[DeliveredSlot]:
     """Returns slots for the parameters that the attached optimizer does not update."""
-    updated = {id(param) for param in steps.exchange.parameters.values()}
+    updated = {id(param) for param in steps.parameters.values()}
     return [
         DeliveredSlot(name, param, 1)
         for name, param in named
@@ -192,13 +192,10 @@ class OwnGradients:
             self._release()  # of a backward pass that failed
         buffer, future = bucket.buffer(), future_of(bucket.buffer())
         self._waiting.append((future, buffer))
-        try:
-            with torch.no_grad():
-                self._send(bucket)
-                if bucket.is_last():
-                    self._sums.wait(check_finite=False)
-        except BaseException as error:
-            raise steps.exchange.end(error)  # noqa: B904  # mostly the same error
+        with torch.no_grad(), steps.ending():
+            self._send(bucket)
+            if bucket.is_last():
+                self._sums.wait(check_finite=False)
         if bucket.is_last():
             self._hand_out()
             if in_backward():
@@ -245,6 +242,6 @@ def own_gradients(state, bucket):  # type: ignore[no-untyped-def]  # DDP compare
 def steps_of(renewal: weakref.ref[Renewal]) -> LocalSteps | None:
     """Returns the local steps that a renewal holds; None once their optimizer is gone."""
     alive = renewal()
-    way = None if alive is None else alive.way
-    assert way is None or isinstance(way, LocalSteps)
-    return way
+    steps = None if alive is None else alive.exchange
+    assert steps is None or isinstance(steps, LocalSteps)
+    return steps

@@ -21,6 +21,7 @@ from hvd_sparse.errors import CheckpointMismatchError
 from hvd_sparse.pytorch import state
 from hvd_sparse.pytorch.attachment import require_attachment
 from hvd_sparse.pytorch.checkpoint import SUFFIX, parts_of, read_file, write_file
+from hvd_sparse.pytorch.local_steps import LocalSteps
 from hvd_sparse.state.checkpoint import Found, Job, checked_policy
 
 _OWN = "model and optimizer"  # what a rank that takes local steps has of its own
@@ -53,18 +54,18 @@ def save(
         ExchangeFailedError: The exchange has ended; the ranks may not have taken the same steps.
         OSError: On every rank, if one cannot write.
     """
-    way = require_attachment(optimizer).way
-    if way is None:  # a single rank, which exchanges nothing
+    exchange = require_attachment(optimizer).exchange
+    if exchange is None:  # a single rank, which exchanges nothing
         return
-    way.exchange.core.check()
-    way.refuse_if_busy("a checkpoint was saved after loss.backward() but before step()")
+    exchange.core.check()
+    exchange.refuse_if_busy("a checkpoint was saved after loss.backward() but before step()")
     whole = optimizer.state_dict()
     own = whole[state.KEY]
-    if way.interval is not None:
+    if isinstance(exchange, LocalSteps):
         own = {**own, _OWN: parts_of(module_of(model), whole)}
     Job(GroupHost(call="saving a checkpoint").world()).write(
         folder,
-        step=way.exchange.steps,
+        step=exchange.steps.count,
         own=lambda stem: write_file(stem, own),
         shared=lambda _: None,
     )
@@ -110,7 +111,7 @@ def restored(
         reset: dict[str, Any] | None = require_attachment(optimizer).reset_residual(state_dict)
         assert reset is not None
         return reset
-    way = require_attachment(optimizer).way
+    exchange = require_attachment(optimizer).exchange
     found = job.find(folder)
     own: dict[str, Any] = {}
     parts: dict[str, Any] | None = None
@@ -118,8 +119,8 @@ def restored(
         path = _own_file(job, found, folder, step=shared["step"])
         own = read_file(path)
         parts = own.pop(_OWN, None)
-        state.check(way, own, advice=_ADVICE)
-    if parts is None or way is None or way.interval is None:
+        state.check(exchange, own, advice=_ADVICE)
+    if parts is None or not isinstance(exchange, LocalSteps):
         return {**state_dict, state.KEY: own}
     with job.fail_together(CheckpointMismatchError):
         module_of(model).load_state_dict(parts["model"])

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.pytorch import state, step_hooks
+from hvd_sparse.pytorch import hooks, state
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange
-from hvd_sparse.pytorch.opaque import opaque
-from hvd_sparse.pytorch.owner import weakly
+from hvd_sparse.pytorch.parameters import weakly
 from hvd_sparse.pytorch.renewal import Renewal
 from hvd_sparse.pytorch.settings import checked_passes
-from hvd_sparse.pytorch.step_way import StepWay
+
+
+class _Mode(enum.Enum):
+    """What the calls of an optimizer mean."""
+
+    USUAL = "its gradients are exchanged"
+    SYNCHRONIZED = "step() does not exchange them, since the user has called synchronize()"
+    PAUSED = "nothing is exchanged, saved or loaded"
+    RESTORING = "what is loaded waits for the next exchange"
 
 
 class Attachment:
@@ -29,23 +37,22 @@ class Attachment:
     def __init__(self, optimizer: torch.optim.Optimizer, renewal: Renewal) -> None:
         self.renewal = renewal
         self._owner = weakly(optimizer)
-        self._should_synchronize = True
-        self._paused = False
-        self._restoring = False
+        self._mode = _Mode.USUAL
+        self._stepping = ExitStack()  # the optimizer steps within, and its momentum is hidden
         self._loading: dict[str, Any] | None = None
         self._loss = state.LossNote()
         self._replaced_zero_grad: Callable[..., None] | None = vars(optimizer).get("zero_grad")
 
-        step_hooks.run_first()
-        step_hooks.surround(optimizer)
-        optimizer.register_step_post_hook(step_hooks.after_hook())
+        hooks.run_first()
+        hooks.surround(optimizer)
+        optimizer.register_step_post_hook(hooks.after_hook())
         optimizer.register_state_dict_pre_hook(self._before_save)
         optimizer.register_state_dict_post_hook(self._save)
         optimizer.register_load_state_dict_pre_hook(self._check_load)
         optimizer.register_load_state_dict_post_hook(self._load)
-        setattr(optimizer, step_hooks.ATTRIBUTE, self)
+        setattr(optimizer, hooks.ATTRIBUTE, self)
         for method in (self.zero_grad, self.reset_residual):
-            setattr(optimizer, method.__name__, opaque(method))
+            setattr(optimizer, method.__name__, hooks.opaque(method))
 
     def add_methods(self, passes: int) -> None:
         """Adds the methods that Horovod gives a DistributedOptimizer.
@@ -55,18 +62,13 @@ class Attachment:
         """
         optimizer = self._owner()
         for method in (self.synchronize, self.skip_synchronize, self.set_backward_passes_per_step):
-            setattr(optimizer, method.__name__, opaque(method))
+            setattr(optimizer, method.__name__, hooks.opaque(method))
         optimizer.backward_passes_per_step = passes  # type: ignore[attr-defined]
 
     @property
-    def way(self) -> StepWay | None:
-        """The way of taking steps; None if this rank exchanges nothing, or until it is built."""
-        return self.renewal.way
-
-    @property
     def exchange(self) -> GradientExchange | None:
-        """The exchange of the gradients; None if `way` is None."""
-        return None if self.way is None else self.way.exchange
+        """The exchange of the gradients; None if this rank has none, or until it is built."""
+        return self.renewal.exchange
 
     def synchronize(self) -> None:
         """Waits until every gradient is the average over the ranks; for clipping before step().
@@ -78,23 +80,23 @@ class Attachment:
             ExchangeFailedError: Another rank ended the exchange, or died.
         """
         self.renewal.renew()
-        if self.way is not None:
-            self.way.lend_averages()
-            self.way.synchronize()
+        if self.exchange is not None:
+            self.exchange.lend_averages()
+            self.exchange.synchronize()
 
     def skip_synchronize(self) -> AbstractContextManager[None]:
         """Returns a context in which step() does not synchronize; for use after synchronize()."""
-        if self.way is not None:
-            self.way.lend_averages()
-        return self._not_synchronizing()
+        if self.exchange is not None:
+            self.exchange.lend_averages()
+        return self._in(_Mode.SYNCHRONIZED)
 
     @contextmanager
-    def _not_synchronizing(self) -> Iterator[None]:
-        self._should_synchronize = False
+    def _in(self, mode: _Mode) -> Iterator[None]:
+        former, self._mode = self._mode, mode
         try:
             yield
         finally:
-            self._should_synchronize = True
+            self._mode = former
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Like the optimizer's own, but refused, on all ranks, between backward and synchronize().
@@ -102,8 +104,8 @@ class Attachment:
         Raises:
             GradientInFlightError: Gradients have arrived but are not exchanged yet.
         """
-        if self.way is not None and not self._paused:
-            self.way.forget_gradients(
+        if self._active is not None:
+            self._active.forget_gradients(
                 "optimizer.zero_grad() was called after loss.backward() but before "
                 "optimizer.step() or optimizer.synchronize(). This is prohibited as it can cause a "
                 "race condition."
@@ -128,10 +130,10 @@ class Attachment:
         """
         if self.exchange is not None:
             self.refuse_if_busy("reset_residual()")
-            self.exchange.state.reset()
+            self.exchange.steps.state.reset()
         if self.renewal.pending:
             self.renewal.hold(None)
-        return None if state_dict is None else state.reset(self.way, state_dict)
+        return None if state_dict is None else state.reset(self.exchange, state_dict)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Sets how many backward passes add up to one step's gradient.
@@ -142,39 +144,26 @@ class Attachment:
         checked_passes(passes)
         if self.exchange is not None:
             self.refuse_if_busy("set_backward_passes_per_step()")
-            self.exchange.set_passes(passes)
+            self.exchange.passes = passes
+            self.exchange.release()
         self._owner().backward_passes_per_step = passes  # type: ignore[attr-defined]
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Suspends the attachment within the context: it exchanges, saves and loads nothing."""
-        exchange = self.exchange
-        if exchange is not None:
+    def paused(self) -> AbstractContextManager[None]:
+        """Returns a context in which the attachment exchanges, saves and loads nothing."""
+        if self.exchange is not None:
             self.refuse_if_busy("hvd.broadcast_optimizer_state()")
-            exchange.paused = True
-        self._paused = True
-        try:
-            yield
-        finally:
-            self._paused = False
-            if exchange is not None:
-                exchange.paused = False
+        return self._in(_Mode.PAUSED)
 
-    @contextmanager
-    def restoring(self) -> Iterator[None]:
-        """Ends the exchange; state that is loaded within the context waits for the next one."""
+    def restoring(self) -> AbstractContextManager[None]:
+        """Ends the exchange; state that is loaded in the context waits for the next one."""
         self.renewal.give_up()
-        self._restoring = True
-        try:
-            yield
-        finally:
-            self._restoring = False
+        return self._in(_Mode.RESTORING)
 
     def undo_unfinished(self) -> None:
         """Undoes a step that the optimizer has not taken, before another exchange succeeds this."""
-        if self.way is not None:
-            self.way.undo_unfinished()
-            self.way.exchange.momentum.show()
+        if self.exchange is not None:
+            self.exchange.undo_unfinished()
+        self._stepping.close()
 
     def refuse_if_busy(self, what: str) -> None:
         """Ends the exchange if a call comes between backward() and the exchange of its gradients.
@@ -185,8 +174,8 @@ class Attachment:
         Raises:
             GradientInFlightError: There are such gradients; other ranks get an ExchangeFailedError.
         """
-        assert self.way is not None
-        self.way.refuse_if_busy(
+        assert self.exchange is not None
+        self.exchange.refuse_if_busy(
             f"{what} was called after loss.backward() but before optimizer.step() or "
             "optimizer.synchronize()"
         )
@@ -201,50 +190,62 @@ class Attachment:
         Returns:
             The new args and kwargs, or None to keep these.
         """
-        if self._paused:
+        if self._mode is _Mode.PAUSED:
             return None
         self.renewal.renew()
-        way = self.way
-        if way is None:
+        exchange = self.exchange
+        if exchange is None:
             return None
-        way.stepping(synchronized=not self._should_synchronize)
-        if not self._should_synchronize:
-            way.exchange.momentum.hide()
-            return None
+        self._stepping.close()  # a failed step leaves it open
+        synchronized = self._mode is _Mode.SYNCHRONIZED
+        exchange.stepping(synchronized=synchronized)
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if not callable(closure):
-            way.update()
+        if synchronized or not callable(closure):
+            if not synchronized:
+                exchange.update()
+            self._stepping.enter_context(exchange.momentum.hidden())
             return None
-        closure = _exchanging(closure, way)
+
+        def closure_and_exchange() -> Any:
+            loss = closure()
+            exchange.synchronize()
+            self._stepping.close()  # an optimizer may call its closure again
+            self._stepping.enter_context(exchange.momentum.hidden())
+            return loss
+
         if "closure" in kwargs:
-            return args, {**kwargs, "closure": closure}
-        return (args[0], closure, *args[2:]), kwargs
+            return args, {**kwargs, "closure": closure_and_exchange}
+        return (args[0], closure_and_exchange, *args[2:]), kwargs
 
     def after_step(self) -> None:
-        """Ends the step, as `StepWay.stepped` does."""
-        if self.way is not None and not self._paused:
-            self.way.exchange.momentum.show()
-            self.way.stepped()
+        """Ends the step, as `GradientExchange.stepped` does."""
+        if self._active is not None:
+            self._stepping.close()
+            self._active.stepped()
+
+    @property
+    def _active(self) -> GradientExchange | None:
+        """The exchange, unless it is paused."""
+        return None if self._mode is _Mode.PAUSED else self.exchange
 
     def _before_save(self, _: Any) -> None:
-        if self.way is None:
-            return
-        if not self._paused:
-            self.way.settle()
-        self.way.exchange.momentum.show()  # a failed step leaves it hidden
+        if self._active is not None:
+            self._active.settle()
+        self._stepping.close()  # a failed step leaves it open
 
     def _save(self, _: Any, state_dict: dict[str, Any]) -> None:
-        if self._paused:
+        if self._mode is _Mode.PAUSED:
             return
-        held = self.renewal.held if self.way is None else state.save(self.way)
+        exchange = self.exchange
+        held = self.renewal.held if exchange is None else state.save(exchange)
         if held is not None:
             state_dict[state.KEY] = held
             self._loss.warn()
-        if self.exchange is not None:
-            state.put_velocities_into(self.exchange, state_dict)
+        if exchange is not None:
+            exchange.momentum.put_into(state_dict, exchange.velocities())
 
     def _check_load(self, _: Any, state_dict: dict[str, Any]) -> dict[str, Any] | None:
-        if self._paused:
+        if self._mode is _Mode.PAUSED:
             return None
         if self.exchange is not None:
             self.refuse_if_busy("load_state_dict()")
@@ -252,33 +253,23 @@ class Attachment:
         if self.exchange is not None and self._loading is None:
             self._loss.warn()
         if not self.renewal.pending:
-            state.check(self.way, self._loading)
-        elif not self._restoring:
+            state.check(self.exchange, self._loading)
+        elif self._mode is not _Mode.RESTORING:
             self.renewal.check_place(self._loading)
         return state.without_residuals(state_dict)
 
     def _load(self, _: Any) -> None:
-        if self.way is not None and not self._paused:
-            state.load(self.way, self._loading)
-            self.way.exchange.release()
-        elif self.renewal.pending and not self._paused:
+        if self._active is not None:
+            state.load(self._active, self._loading)
+            self._active.release()
+        elif self.renewal.pending and self._mode is not _Mode.PAUSED:
             self.renewal.hold(self._loading)
         self._loading = None
 
 
-def _exchanging(closure: Callable[[], Any], way: StepWay) -> Callable[[], Any]:
-    def closure_and_exchange() -> Any:
-        loss = closure()
-        way.synchronize()
-        way.exchange.momentum.hide()
-        return loss
-
-    return closure_and_exchange
-
-
 def attachment_of(optimizer: object) -> Attachment | None:
     """Returns an optimizer's attachment; None if it has no sparse compression."""
-    attachment = getattr(optimizer, step_hooks.ATTRIBUTE, None)
+    attachment = getattr(optimizer, hooks.ATTRIBUTE, None)
     return attachment if isinstance(attachment, Attachment) else None
 
 

@@ -22,9 +22,11 @@ from torch.nn.parameter import is_lazy
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
 from hvd_sparse.pytorch import state
 from hvd_sparse.pytorch.attachment import attachment_of
+from hvd_sparse.pytorch.gradient_exchange import GradientExchange
 from hvd_sparse.pytorch.host import TorchHost
-from hvd_sparse.pytorch.inheritance import residuals_of, summing_over
-from hvd_sparse.pytorch.step_way import StepWay
+from hvd_sparse.pytorch.local_steps import LocalSteps
+from hvd_sparse.pytorch.parameters import check_kind
+from hvd_sparse.pytorch.renewal import residuals_of, summing_over
 from hvd_sparse.state.checkpoint import Found, Job, advising, checked_folder, checked_policy
 from hvd_sparse.state.saved_exchange import require_unit
 from hvd_sparse.state.spreading import SavedSum, read_all
@@ -47,22 +49,23 @@ def save(
     job = Job(host.world())
     with job.fail_together(InvalidArgumentError):
         checked_folder(folder)
-        _check_parts(model, optimizer)
+        check_kind("model", model, torch.nn.Module)
+        check_kind("optimizer", optimizer, torch.optim.Optimizer)
         _check_extra(extra)
-    way = _way_of(optimizer)
+    exchange = _exchange_of(optimizer)
     whole = optimizer.state_dict()
     own = {"sparse": whole.get(state.KEY), "random": _random(_device_of(optimizer))}
-    if way is not None and way.interval is not None:  # each rank has its own
+    if isinstance(exchange, LocalSteps):  # each rank has its own
         own["local"] = parts_of(model, whole)
     shared = {
         "model": model.state_dict(),
         "optimizer": state.without_residuals(whole),
         "extra": extra,
     }
-    with nullcontext() if way is None else way.common_weights():
+    with exchange.common_weights() if isinstance(exchange, LocalSteps) else nullcontext():
         job.write(
             folder,
-            step=None if way is None else way.exchange.steps,
+            step=None if exchange is None else exchange.steps.count,
             own=lambda path: write_file(path, own),
             shared=lambda path: write_file(path, shared),
         )
@@ -83,9 +86,10 @@ def load(
     with job.fail_together(InvalidArgumentError):
         policy = checked_policy(residuals)
         checked_folder(folder)
-        _check_parts(model, optimizer)
+        check_kind("model", model, torch.nn.Module)
+        check_kind("optimizer", optimizer, torch.optim.Optimizer)
     job.agree("load_checkpoint", residuals=policy)
-    way, device = _way_of(optimizer), _device_of(optimizer)
+    exchange, device = _exchange_of(optimizer), _device_of(optimizer)
     found = job.find(folder)
     if found is None:
         return None
@@ -99,12 +103,12 @@ def load(
         with job.fail_together(CheckpointMismatchError), advising():
             own = read_file(job.own_file(found, SUFFIX))
             sparse = own["sparse"]
-            state.check(way, sparse, advice="")
+            state.check(exchange, sparse, advice="")
             random = own["random"]
-            if "local" in own and way is not None and way.interval is not None:
+            if "local" in own and isinstance(exchange, LocalSteps):
                 weights, whole = own["local"]["model"], own["local"]["optimizer"]
     elif policy == "spread":
-        sparse = _spread(job, found, way, host)
+        sparse = _spread(job, found, exchange, host)
     whole = whole if sparse is None else {**whole, state.KEY: sparse}
     before = (_copies(model.state_dict()), optimizer.state_dict(), _random(device))
 
@@ -178,18 +182,9 @@ def refuse_if_busy(optimizer: object, call: str) -> None:
     before any message between the ranks.
     """
     attachment = attachment_of(optimizer)
-    if attachment is not None and attachment.way is not None:
-        attachment.way.exchange.core.check()
+    if attachment is not None and attachment.exchange is not None:
+        attachment.exchange.core.check()
         attachment.refuse_if_busy(call)
-
-
-def _check_parts(model: object, optimizer: object) -> None:
-    for value, kind, wanted in (
-        (model, torch.nn.Module, "model must be a torch.nn.Module"),
-        (optimizer, torch.optim.Optimizer, "optimizer must be a torch.optim.Optimizer"),
-    ):
-        if not isinstance(value, kind):
-            raise InvalidArgumentError(f"{wanted}, got {type(value).__name__}")
 
 
 def _check_extra(extra: dict[str, Any]) -> None:
@@ -237,31 +232,33 @@ def _set_random(states: dict[str, torch.Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(states["cuda"], device)
 
 
-def _way_of(optimizer: torch.optim.Optimizer) -> StepWay | None:
+def _exchange_of(optimizer: torch.optim.Optimizer) -> GradientExchange | None:
     attachment = attachment_of(optimizer)
     if attachment is None:
         return None
     attachment.renewal.renew()
-    return attachment.way
+    return attachment.exchange
 
 
-def _spread(job: Job, found: Found, way: StepWay | None, host: TorchHost) -> dict[str, Any]:
+def _spread(
+    job: Job, found: Found, exchange: GradientExchange | None, host: TorchHost
+) -> dict[str, Any]:
     """Returns a state with this rank's share of the sum of all saved residuals."""
-    if not all(job.allgather(way is not None and way.exchange.world.size == job.size)):
+    if not all(job.allgather(exchange is not None and exchange.world.size == job.size)):
         raise CheckpointMismatchError(
             'residuals="spread" needs an optimizer that all ranks of the job, two at least, '
             'exchange; take residuals="reset"'
         )
-    assert way is not None
-    total = SavedSum(state.layers_of(way.exchange))
-    conditions = way.exchange.conditions
+    assert exchange is not None
+    total = SavedSum(state.layers_of(exchange))
+    conditions = exchange.conditions
     common = read_all(
         *(job, found, SUFFIX), lambda path: _add(read_file(path)["sparse"], total, conditions)
     )
     shares = total.share(summing_over(host), rank=job.rank, size=job.size)
     share = {name: torch.from_numpy(part) for name, part in shares.items()}
     return {
-        **state.save(way),
+        **state.save(exchange),
         **(common or {}),
         "residuals": share,
         "velocities": {},

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hvd_sparse.exchange.messages import Messages
 from hvd_sparse.exchange.reduction import Reduction
-from hvd_sparse.pytorch.host import TorchHost
+from hvd_sparse.pytorch.host import Link
 from hvd_sparse.pytorch.slots import Slot
 from hvd_sparse.ranks.host import Pending
 from hvd_sparse.timeline.exchange_timeline import ExchangeTimeline
@@ -20,30 +19,20 @@ class DenseReducer:
     """Reduces gradients through the host; the wait ends when the exchange fails.
 
     Args:
-        prefix: Prefix of operation names; the same on all ranks, unique to the optimizer.
-        host: The host.
+        link: The connection between the ranks; its prefix begins the names of operations.
         reduction: The reduction over the ranks.
-        messages: Messages of the exchange, which wait for the host's operations.
-        timeline: The timeline of the exchange, if there is one.
+        timeline: The timeline that shows the sums, if there is one.
 
     Attributes:
         bytes: Size of this step's gradients, as they are sent.
     """
 
     def __init__(
-        self,
-        prefix: str,
-        *,
-        host: TorchHost,
-        reduction: Reduction,
-        messages: Messages,
-        timeline: ExchangeTimeline | None,
+        self, link: Link, reduction: Reduction, *, timeline: ExchangeTimeline | None = None
     ) -> None:
         self.bytes = 0
-        self._prefix = prefix
-        self._host = host
+        self._link = link
         self._reduction = reduction
-        self._messages = messages
         self._timeline = timeline
         self._collected: list[Slot] = []
         self._in_flight: dict[str, _Sum] = {}  # by the name of the first slot
@@ -53,19 +42,18 @@ class DenseReducer:
 
         If the host does not fuse small tensors, it starts with the next `flush`.
         """
-        dtype = self._host.sums_in(slot.result().dtype)
+        dtype = self._link.host.sums_in(slot.result().dtype)
         if dtype != slot.result().dtype:
             slot.convert(dtype)
         self._collected.append(slot)
-        if self._host.fuses:
+        if self._link.host.fuses:
             self._send([slot], slot.result())
             self._collected.clear()
 
     @property
     def waiting_bytes(self) -> int:
         """Bytes of the gradients that wait for `flush`."""
-        results = (slot.result() for slot in self._collected)
-        return sum(result.numel() * result.element_size() for result in results)
+        return sum(slot.nbytes for slot in self._collected)
 
     def flush(self, buffer: torch.Tensor | None = None) -> None:
         """Starts the reduction of all gradients that wait for it, as one tensor for each type.
@@ -102,7 +90,7 @@ class DenseReducer:
         refuse = None
         for name in list(self._in_flight) if slots is None else [slot.name for slot in slots]:
             one = self._in_flight.pop(name)
-            self._messages.wait_for(one.pending)
+            self._link.messages.wait_for(one.pending)
             one.hand_out()
             for slot in one.slots:
                 if check_finite and refuse is None and not _fits(slot):
@@ -124,8 +112,8 @@ class DenseReducer:
         self.bytes += size
         if self._timeline is not None:
             self._timeline.dense_launched(size)
-        name = f"{self._prefix}.{slots[0].name}"
-        pending = self._host.reduce(tensor, name, self._reduction)
+        name = f"{self._link.prefix}.{slots[0].name}"
+        pending = self._link.host.reduce(tensor, name, self._reduction)
         self._in_flight[slots[0].name] = _Sum(slots, tensor, pending)
 
 

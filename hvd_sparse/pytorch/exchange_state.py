@@ -2,24 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Container, ItemsView, Mapping, Sequence
 
 import torch
 
 from hvd_sparse import _core
 from hvd_sparse.compression.buckets import Layer
 from hvd_sparse.exchange.step_buckets import OpGradients
-from hvd_sparse.exchange.steps import Steps
 from hvd_sparse.pytorch.slots import buffer_of
 
+_Parts = Mapping[str, torch.Tensor]
 
-class _Memory(NamedTuple):
-    """The tensors of a state: residual and velocity are flat, the sparsifier's are [units, 4]."""
 
-    residual: torch.Tensor
-    velocity: torch.Tensor
-    states: torch.Tensor
+class Memory:
+    """The tensors of a state.
+
+    Args:
+        numels: Entries of the residual of each parameter.
+        numels_with_velocity: Entries of each velocity.
+        units: Names of the units of selection.
+        device: Device of residual and velocity.
+
+    Attributes:
+        residual: float32, flat.
+        velocity: float32, flat.
+        states: The sparsifier's states, float32, [units, 4], on the CPU.
+        residuals: Views of `residual`, by parameter.
+        velocities: Views of `velocity`, by parameter.
+        states_of_units: Views of `states`, by unit of selection.
+    """
+
+    def __init__(
+        self,
+        numels: Mapping[str, int],
+        numels_with_velocity: Mapping[str, int],
+        units: Sequence[str],
+        device: torch.device,
+    ) -> None:
+        self.residual, self.residuals = _zeros(numels, device)
+        self.velocity, self.velocities = _zeros(numels_with_velocity, device)
+        self.states = torch.zeros(len(units), 4, dtype=torch.float32, device="cpu")
+        self.states_of_units = dict(zip(units, self.states, strict=True))
+
+    def load(self, residuals: _Parts, velocities: _Parts) -> None:
+        """Restores residuals and velocities; missing ones become zero."""
+        _load(self.residuals, residuals)
+        _load(self.velocities, velocities)
 
 
 class ExchangeState:
@@ -33,6 +61,9 @@ class ExchangeState:
         dense: Parameters that are always sent dense and have a velocity.
         momentum: True if `ops` and `dense` have velocities.
         device: Device of the gradients.
+
+    Attributes:
+        now: The present state.
     """
 
     def __init__(
@@ -44,55 +75,22 @@ class ExchangeState:
         device: torch.device,
     ) -> None:
         layers = [layer for op in ops for layer in op.layers]
-        self._numels = _numels(layers)
-        self._numels_with_velocity = _numels([*layers, *dense]) if momentum else {}
-        self._units = [unit for op in ops for unit in op.units]
-        self._now = _Memory(
-            _empty(sum(self._numels.values()), device).zero_(),
-            _empty(sum(self._numels_with_velocity.values()), device).zero_(),
-            torch.zeros(len(self._units), 4, dtype=torch.float32, device="cpu"),
+        self._layout = (
+            _numels(layers),
+            _numels([*layers, *dense]) if momentum else {},
+            [unit for op in ops for unit in op.units],
+            device,
         )
-        self._former: _Memory | None = None
-        self._room = torch.zeros(0, dtype=torch.float32, device=device)
-
-    def begin(
-        self, steps: Steps, *, loss_scale: float, momentum: float, dampening: float, stream: int
-    ) -> bool:
-        """Begins a step on this memory; see `Steps.begin`."""
-        residual = self._now.residual
-        if self._room.numel() != steps.room:
-            self._room = torch.empty(steps.room, dtype=torch.float32, device=residual.device)
-        return steps.begin(
-            residual=buffer_of(residual),
-            states=buffer_of(self._now.states),
-            velocity=buffer_of(self._now.velocity) if self._numels_with_velocity else None,
-            room=buffer_of(self._room),
-            loss_scale=loss_scale,
-            momentum=momentum,
-            dampening=dampening,
-            stream=stream,
-        )
+        self.now = Memory(*self._layout)
+        self._former: Memory | None = None
 
     def remember(self) -> None:
         """Copies the state before a step, so that `undo` can restore it after the step."""
-        if self._former is None:
-            now = self._now
-            self._former = _Memory(
-                _empty(now.residual.numel(), now.residual.device),
-                _empty(now.velocity.numel(), now.velocity.device),
-                torch.empty_like(now.states),
-            )
-        for former, one in zip(self._former, self._now, strict=True):
-            former.copy_(one)
-
-    def remember_as(self, other: ExchangeState) -> None:
-        """Remembers what another layout of the same parameters does."""
-        if other._former is None:
-            return
-        self.remember()
-        assert self._former is not None
-        _load(self._residuals(self._former), dict(other._residuals(other._former)))
-        _load(self._velocities(self._former), dict(other._velocities(other._former)))
+        former, now = self._former or Memory(*self._layout), self.now
+        former.residual.copy_(now.residual)
+        former.velocity.copy_(now.velocity)
+        former.states.copy_(now.states)
+        self._former = former
 
     def forget(self) -> None:
         """Frees what `remember` has copied."""
@@ -111,50 +109,47 @@ class ExchangeState:
         Args:
             names: The parameters.
         """
-        assert self._former is not None
-        for of in (self._residuals, self._velocities):
-            former = dict(of(self._former))
-            for name, part in of(self._now):
+        former, now = self._former, self.now
+        assert former is not None
+        for parts, before in (
+            (now.residuals, former.residuals),
+            (now.velocities, former.velocities),
+        ):
+            for name, part in parts.items():
                 if name in names:
-                    part.copy_(former[name])
-        if all(name in names for name in {**self._numels, **self._numels_with_velocity}):
-            self._now.states.copy_(self._former.states)
+                    part.copy_(before[name])
+        if all(name in names for name in {**now.residuals, **now.velocities}):
+            now.states.copy_(former.states)
 
-    def residuals(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields this rank's residual by parameter: float32, flat, a view."""
-        return self._residuals(self._now)
+    def residuals(self) -> ItemsView[str, torch.Tensor]:
+        """Returns this rank's residual by parameter: float32, flat, a view."""
+        return self.now.residuals.items()
 
-    def velocities(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields this rank's velocity by parameter, if momentum is corrected; like `residuals`."""
-        return self._velocities(self._now)
+    def velocities(self) -> ItemsView[str, torch.Tensor]:
+        """Returns this rank's velocity by parameter, if momentum is corrected; like `residuals`."""
+        return self.now.velocities.items()
 
-    def sparsifier_states(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields the sparsifier's state of each unit of selection: float32, [4], a view."""
-        return zip(self._units, self._now.states, strict=True)
+    def sparsifier_states(self) -> ItemsView[str, torch.Tensor]:
+        """Returns the sparsifier's state of each unit of selection: float32, [4], a view."""
+        return self.now.states_of_units.items()
 
-    def load(
-        self,
-        residuals: Mapping[str, torch.Tensor],
-        sparsifier_states: Mapping[str, torch.Tensor],
-        velocities: Mapping[str, torch.Tensor] | None = None,
-    ) -> None:
-        """Restores what these methods yielded; parts that were not saved become zero."""
-        _load(self.residuals(), residuals)
-        _load(self.sparsifier_states(), sparsifier_states)
-        _load(self.velocities(), velocities or {})
+    def load(self, residuals: _Parts, sparsifier_states: _Parts, velocities: _Parts) -> None:
+        """Restores what these methods returned; parts that were not saved become zero."""
+        self.now.load(residuals, velocities)
+        _load(self.now.states_of_units, sparsifier_states)
+
+    def adopt(self, other: ExchangeState) -> None:
+        """Takes over all but the sparsifier's states from another layout of the same parameters."""
+        self.load(other.now.residuals, {}, other.now.velocities)
+        if other._former is not None:
+            self._former = Memory(*self._layout)
+            self._former.load(other._former.residuals, other._former.velocities)
 
     def reset(self) -> None:
         """Drops residuals and velocities, between two steps, perhaps on this rank alone."""
-        for memory in (self._now, self._former):
+        for memory in (self.now, self._former):
             if memory is not None:
-                memory.residual.zero_()
-                memory.velocity.zero_()
-
-    def _residuals(self, memory: _Memory) -> Iterator[tuple[str, torch.Tensor]]:
-        return _parts(memory.residual, self._numels)
-
-    def _velocities(self, memory: _Memory) -> Iterator[tuple[str, torch.Tensor]]:
-        return _parts(memory.velocity, self._numels_with_velocity)
+                memory.load({}, {})
 
 
 def _numels(layers: Sequence[Layer]) -> dict[str, int]:
@@ -165,21 +160,20 @@ def _numels(layers: Sequence[Layer]) -> dict[str, int]:
     return numels
 
 
-def _parts(flat: torch.Tensor, numels: Mapping[str, int]) -> Iterator[tuple[str, torch.Tensor]]:
-    return zip(numels, torch.split(flat, list(numels.values())), strict=True)
+def _zeros(
+    numels: Mapping[str, int], device: torch.device
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Returns memory all of which every step touches, which is faster in huge pages; its parts."""
+    flat = torch.empty(sum(numels.values()), dtype=torch.float32, device=device)
+    if device.type == "cpu" and flat.numel() > 0:
+        _core.prefer_huge_pages(buffer_of(flat))
+    parts = torch.split(flat.zero_(), list(numels.values()))
+    return flat, dict(zip(numels, parts, strict=True))
 
 
-def _load(parts: Iterator[tuple[str, torch.Tensor]], saved: Mapping[str, torch.Tensor]) -> None:
-    for name, part in parts:
+def _load(parts: _Parts, saved: _Parts) -> None:
+    for name, part in parts.items():
         if name in saved:
             part.copy_(saved[name])
         else:
             part.zero_()
-
-
-def _empty(numel: int, device: torch.device) -> torch.Tensor:
-    """Returns memory all of which every step touches, which is faster in huge pages."""
-    memory = torch.empty(numel, dtype=torch.float32, device=device)
-    if device.type == "cpu" and numel > 0:
-        _core.prefer_huge_pages(buffer_of(memory))
-    return memory

@@ -22,15 +22,13 @@ from torch.optim import optimizer as torch_optimizer
 
 from hvd_sparse import log
 from hvd_sparse.errors import HvdSparseError, NonFiniteGradientError, UnsupportedError
-from hvd_sparse.places.step_clock import Reading
 from hvd_sparse.pytorch import guards, in_flight
-from hvd_sparse.pytorch.driven_steps import Part
-from hvd_sparse.pytorch.gradient_exchange import GradientExchange, Phase
-from hvd_sparse.pytorch.host import TorchHost
-from hvd_sparse.pytorch.parameters import NamedParameters
+from hvd_sparse.pytorch.gradient_exchange import Phase
+from hvd_sparse.pytorch.handovers import Part
+from hvd_sparse.pytorch.host import Link, TorchHost
+from hvd_sparse.pytorch.plain_steps import PlainSteps
 from hvd_sparse.pytorch.settings import Settings
 from hvd_sparse.pytorch.slots import Slot
-from hvd_sparse.pytorch.step_way import PlainSteps
 from hvd_sparse.ranks.world import in_elastic_job
 
 # Optimizers that treat every parameter by itself. A subclass may not.
@@ -56,13 +54,11 @@ _Group = list[Part]
 class ForwardSteps(PlainSteps):
     """Steps of an optimizer whose step() does not wait."""
 
-    def __init__(self, exchange: GradientExchange) -> None:
-        super().__init__(exchange, receiver=self)
+    def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, link: Link) -> None:
+        super().__init__(optimizer, settings, link)
         self._group_of: dict[int, _Group] = {}  # by the identity of a parameter in flight
         self._update: _Update | None = None
-        self._reading: Reading | None = None
         self._waited = 0.0  # seconds, in this step
-        self._has_stepped = False  # since the last gradient
         # Parameters that no forward pass had used when the first gradient of a backward pass came,
         # and PyTorch's number of that pass.
         self._late: tuple[set[str], int] = set(), -1
@@ -70,33 +66,31 @@ class ForwardSteps(PlainSteps):
 
     def update(self) -> None:
         """Launches the step and returns, unless gradients have to be averages before it."""
-        exchange, optimizer = self.exchange, self.exchange.optimizer()
-        if exchange.phase is Phase.EXCHANGED or _others_look_at_gradients(optimizer):
-            self._has_stepped = False
+        optimizer = self.optimizer()
+        if self.phase is Phase.EXCHANGED or _others_look_at_gradients(optimizer):
+            if self.phase is Phase.APPLIED:
+                self.phase = Phase.IDLE
             super().update()
             return
-        try:
-            with torch.no_grad():
-                exchange.launch()
-        except BaseException as error:
-            raise self._end(error)  # noqa: B904  # mostly the same error
-        exchange.phase = Phase.APPLYING
-        exchange.driven.remembers = False  # no such step can be thrown away
-        self._reading = exchange.clock.end_step()
-        exchange.momentum.hide()
-        self._update = _Update(optimizer)
+        with torch.no_grad(), self.ending():
+            self.launch()
+        self.phase = Phase.APPLYING
+        self.steps.remembers = False  # no such step can be thrown away
+        self._committed = self.clock.end_step(), False  # it will be, part by part
+        with self.momentum.hidden():
+            self._update = _Update(optimizer)
         self._waited = 0.0
-        self._group_of = _groups(exchange.driven.parts(), exchange.slots)
-        for slot in exchange.slots:
+        self._group_of = _groups(self.steps.parts(), self.slots)
+        for slot in self.slots:
             slot.param.grad = None
-        exchange.core.before_close = functools.partial(self.settle, quietly=True)
-        in_flight.take_off([slot.param for slot in exchange.slots], self._land)
+        self.core.before_close = functools.partial(self.settle, quietly=True)
+        in_flight.take_off([slot.param for slot in self.slots], self._land)
 
     def stepped(self) -> None:
         """Ends the optimizer's step, or leaves its updates in flight."""
-        self._has_stepped = True
-        if self.exchange.phase is not Phase.APPLYING:
+        if self.phase is not Phase.APPLYING:
             super().stepped()
+            self.phase = Phase.APPLIED
 
     def stepping(self, *, synchronized: bool) -> None:
         """Called before the optimizer's step; ends what the last one has left in flight."""
@@ -111,7 +105,7 @@ class ForwardSteps(PlainSteps):
     def synchronize(self) -> None:
         """Waits for the averages; after step(), for its updates. See `PlainSteps`."""
         self.settle()
-        if self.exchange.phase is not Phase.IDLE or not self._has_stepped:
+        if self.phase is not Phase.APPLIED:
             super().synchronize()
 
     def refuse_if_busy(self, reason: str) -> None:
@@ -121,18 +115,18 @@ class ForwardSteps(PlainSteps):
 
     def forget_gradients(self, reason: str) -> None:
         """Does nothing while updates are in flight: step() has taken their gradients away."""
-        if self.exchange.phase is not Phase.APPLYING:
+        if self.phase is not Phase.APPLYING:
             super().forget_gradients(reason)
 
     def arrived(self, slot: Slot) -> None:
         """Accepts a gradient; the first one of a step ends the last one."""
         backward = torch._C._current_graph_task_id()
-        if self.exchange.phase is Phase.APPLYING:
-            late = {one.name for one in self.exchange.slots if id(one.param) in self._group_of}
+        if self.phase is Phase.APPLYING:
+            late = {one.name for one in self.slots if id(one.param) in self._group_of}
             self._late = late, backward
             self.settle()
         if backward >= 0 and self._late[1] == backward and slot.name in self._late[0]:
-            raise self._end(
+            raise self.end(
                 UnsupportedError(
                     f"the gradient of '{slot.name}' was computed with a weight whose update was "
                     "still in flight: what used it (TorchScript, an extension in C++, a view made "
@@ -140,8 +134,7 @@ class ForwardSteps(PlainSteps):
                     "wait_in_forward at False"
                 )
             )
-        self._has_stepped = False
-        self.exchange.arrived(slot)
+        super().arrived(slot)
 
     def settle(self, *, quietly: bool = False) -> None:
         """Waits for all updates in flight and applies them.
@@ -153,8 +146,16 @@ class ForwardSteps(PlainSteps):
             NonFiniteGradientError: No rank applies some of them; the others are applied.
             ExchangeFailedError: Another rank ended the exchange, or died.
         """
+        refused = None
         try:
-            self._settle()
+            with self._lock:
+                while self._group_of:
+                    try:
+                        self._apply(next(iter(self._group_of.values())))
+                    except NonFiniteGradientError as error:
+                        refused = refused or error
+            if refused is not None:
+                raise refused
         except HvdSparseError as error:
             if not quietly:
                 raise
@@ -162,39 +163,19 @@ class ForwardSteps(PlainSteps):
                 with suppress(Exception):  # from the program's own log handler
                     log.logger.warning("in the last step: %s", error)
 
-    def _settle(self) -> None:
-        refused = None
-        with self._lock:
-            while self._group_of:
-                try:
-                    self._apply(next(iter(self._group_of.values())))
-                except NonFiniteGradientError as error:
-                    refused = refused or error
-        if refused is not None:
-            raise refused
-
     def fail(self, reason: str) -> None:
         """Ends the exchange on all ranks; updates that have not been applied are dropped."""
         super().fail(reason)
-        self._drop()
-
-    def _end(self, error: BaseException) -> BaseException:
-        """Ends the exchange because of an error; returns the error to raise."""
-        error = self.exchange.end(error)
-        self._drop()
-        return error
-
-    def _drop(self) -> None:
-        if self.exchange.phase is Phase.APPLYING:
-            in_flight.landed(slot.param for slot in self.exchange.slots)
+        if self.phase is Phase.APPLYING:
+            in_flight.landed(slot.param for slot in self.slots)
             self._group_of.clear()
+            self._committed = None
             self._end_flight()
-            self.exchange.release()
 
     def _land(self, param: torch.Tensor) -> None:
         """Applies the update of a parameter that is about to be used."""
         guards.check_not_capturing(param.device)
-        if self.exchange.core.inherited:
+        if self.core.inherited:
             raise UnsupportedError(
                 "a process that was forked while updates were in flight uses a parameter: call "
                 "optimizer.synchronize() before"
@@ -210,23 +191,20 @@ class ForwardSteps(PlainSteps):
         params = [slot.param for part in group for slot in part.slots]
         refused, applied = None, []
         start = time.perf_counter()
-        driven = self.exchange.driven
-        try:
-            with _outside_of_forward(driven.device), driven.on_its_stream():
-                with self.exchange.clock.waiting():
-                    for part in group:
-                        try:
-                            driven.complete(part)
-                        except NonFiniteGradientError as error:
-                            refused = refused or error
-                        else:
-                            applied += part.slots
-                self._waited += time.perf_counter() - start
-                for slot in applied:
-                    slot.write_back()
-                self._update.apply(applied)
-        except BaseException as error:
-            raise self._end(error)  # noqa: B904  # mostly the same error
+        outside = _outside_of_forward(self.steps.device)
+        with self.ending(), outside, self.steps.on_its_stream():
+            with self.clock.waiting():
+                for part in group:
+                    try:
+                        self.steps.complete(part)
+                    except NonFiniteGradientError as error:
+                        refused = refused or error
+                    else:
+                        applied += part.slots
+            self._waited += time.perf_counter() - start
+            for slot in applied:
+                slot.write_back()
+            self._update.apply(applied)
         for param in params:
             del self._group_of[id(param)]
         in_flight.landed(params)
@@ -237,21 +215,17 @@ class ForwardSteps(PlainSteps):
 
     def _finish_flight(self) -> None:
         """Ends a step all of whose parts were committed."""
-        try:
-            with _outside_of_forward(self.exchange.driven.device):
-                self.exchange.wait(since=time.perf_counter() - self._waited)
-                self.exchange.driven.commit(None)
-        except BaseException as error:
-            raise self._end(error)  # noqa: B904
-        reading = self._reading
+        with _outside_of_forward(self.steps.device):
+            with self.ending():
+                self.wait(since=time.perf_counter() - self._waited)
+                self.steps.commit(None)
+            self.end_step()
         self._end_flight()
-        with _outside_of_forward(self.exchange.driven.device):
-            self.exchange.end_step(reading, measures=False)
-        self.exchange.release()
 
     def _end_flight(self) -> None:
-        self._update = self._reading = None
-        self.exchange.core.before_close = None
+        self._update = self.core.before_close = None
+        self.release()
+        self.phase = Phase.APPLIED
 
 
 def _groups(parts: Iterable[Part], slots: Iterable[Slot]) -> dict[int, _Group]:
@@ -337,21 +311,19 @@ def _copy(value: Any) -> Any:
 
 
 def _step_of(optimizer: torch.optim.Optimizer) -> Any:
-    """Returns the step of an optimizer's class without PyTorch's hooks; see step_hooks.py."""
+    """Returns the step of an optimizer's class without PyTorch's hooks; see hooks.py."""
     step = type(optimizer).step
     return getattr(step, "__wrapped__", step) if hasattr(step, "hooked") else step
 
 
 def _others_look_at_gradients(optimizer: torch.optim.Optimizer) -> bool:
     """Returns true if others' hooks run before the step: they expect averages."""
-    ours = 1  # see step_hooks.run_first
+    ours = 1  # see hooks.run_first
     everyone = torch_optimizer._global_optimizer_pre_hooks
     return len(everyone) > ours or bool(optimizer._optimizer_step_pre_hooks)
 
 
-def check_forward(
-    settings: Settings, optimizer: torch.optim.Optimizer, named: NamedParameters, host: TorchHost
-) -> None:
+def check_forward(settings: Settings, optimizer: torch.optim.Optimizer, host: TorchHost) -> None:
     """Raises UnsupportedError for what wait_in_forward cannot do, before anything is sent."""
     if not settings.waits_in_forward:
         return
@@ -374,5 +346,5 @@ def check_forward(
         )
     if optimizer.defaults.get("differentiable"):
         raise UnsupportedError(f"{what} cannot be used with differentiable=True")
-    for name, param in named:
+    for name, param in settings.named:
         in_flight.check_class(name, param)

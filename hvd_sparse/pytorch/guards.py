@@ -2,73 +2,36 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Container, Iterable, Sequence
-from typing import NoReturn, Protocol
+from collections.abc import Container, Iterable, Sequence
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from hvd_sparse.errors import GradientInFlightError, UnsupportedError
+from hvd_sparse.pytorch.devices import common_device
 from hvd_sparse.pytorch.gradient_memory import Extent, MemoryInUse
-from hvd_sparse.pytorch.opaque import opaque
-from hvd_sparse.pytorch.parameter_groups import ParameterGroups
+from hvd_sparse.pytorch.parameters import ParameterGroups
 from hvd_sparse.pytorch.settings import Settings, check_not_twice
 from hvd_sparse.pytorch.slots import DTYPES, Slot
-
-
-class Receiver(Protocol):
-    """An object that is notified of gradients."""
-
-    def arrived(self, slot: Slot) -> None:
-        """Called after backward has added to a gradient."""
-
-
-def hook(receiver: weakref.ref[Receiver], slot: Slot) -> Callable[[torch.Tensor], None]:
-    """Returns a hook for a parameter; it may outlive the receiver, and does not keep it alive."""
-
-    def arrived(_: torch.Tensor) -> None:
-        alive = receiver()
-        if alive is not None:
-            alive.arrived(slot)
-
-    return opaque(arrived)
-
-
-def remove(hooks: Sequence[RemovableHandle]) -> None:
-    """Removes hooks from their parameters."""
-    for one in hooks:
-        one.remove()
 
 
 class Guard:
     """The checks of one exchange, in their order.
 
     Args:
-        device: The device of all parameters.
-        groups: The parameter groups of the optimizer.
-        known: Ids of the parameters that are exchanged.
-        large: Names of those whose gradients can be sparse.
         settings: The user's settings.
+        groups: The parameter groups of the optimizer.
+        large: Names of the parameters whose gradients can be sparse.
 
     Attributes:
         device: The device of all parameters.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        groups: ParameterGroups,
-        *,
-        known: Container[int],
-        large: Container[str],
-        settings: Settings,
-    ) -> None:
-        self.device = device
-        self._groups = groups
-        self._known = known
-        self._large = large
+    def __init__(self, settings: Settings, groups: ParameterGroups, large: Container[str]) -> None:
         self._settings = settings
+        self._groups = groups
+        self._large = large
+        self._known = {id(param) for _, param in settings.named}
+        self.device = common_device(settings.named)
         self._in_use = MemoryInUse()
 
     def admit(self, slot: Slot) -> None:
@@ -79,7 +42,12 @@ class Guard:
             UnsupportedError: It cannot be exchanged.
         """
         if slot.launched or slot.passes_left == 0:
-            _refuse_gradient(slot)
+            raise GradientInFlightError(
+                step_without_exchange([slot])
+                or f"a gradient arrived for '{slot.name}' while it was being exchanged. Gradients "
+                "were computed more than backward_passes_per_step times before call to step(). "
+                "Increase backward_passes_per_step to accumulate gradients locally."
+            )
         self._check(slot)
         slot.note_arrival()
 
@@ -104,13 +72,22 @@ class Guard:
         self._in_use.clear()
 
     def _check(self, slot: Slot) -> None:
-        _check_place(slot, self.device)
+        if slot.param.device != self.device:  # where its bucket's memory is
+            raise UnsupportedError(
+                f"'{slot.name}' was moved from device '{self.device}' to '{slot.param.device}' "
+                "after its exchange was built: move the model first"
+            )
         if slot.at_parameter:
             _check_without_graph(slot)
             _check_layout(slot, densify=self._settings.sparse_as_dense)
             check_memory(slot, self._in_use)
-        if slot.name in self._large:
-            _check_owner(slot, self._groups)
+        # The optimizer has to apply an average, and the residual in it.
+        if slot.name in self._large and self._groups.of(slot.param) is None:
+            raise UnsupportedError(
+                f"'{slot.name}' is in no parameter group of {self._groups.of_class} any more, and "
+                "what its residual holds would be sent and never be applied: leave it in a group "
+                "and freeze it with requires_grad_(False), or make a new distributed optimizer"
+            )
 
 
 def step_without_exchange(slots: Iterable[Slot]) -> str | None:
@@ -123,16 +100,6 @@ def step_without_exchange(slots: Iterable[Slot]) -> str | None:
                 "this rank's own gradients, and replicas differ. Take steps by optimizer.step()"
             )
     return None
-
-
-def _refuse_gradient(slot: Slot) -> NoReturn:
-    """Raises GradientInFlightError for a gradient that was not expected."""
-    raise GradientInFlightError(
-        step_without_exchange([slot])
-        or f"a gradient arrived for '{slot.name}' while it was being exchanged. Gradients were "
-        "computed more than backward_passes_per_step times before call to step(). Increase "
-        "backward_passes_per_step to accumulate gradients locally."
-    )
 
 
 def check_not_an_average(slot: Slot, *, has_momentum: bool) -> None:
@@ -163,15 +130,6 @@ def _check_untouched(slot: Slot) -> None:
             f"the gradient of '{slot.name}' {change} after loss.backward() but before "
             "optimizer.step() or optimizer.synchronize(), while it was being exchanged. This is "
             "prohibited as it can cause a race condition."
-        )
-
-
-def _check_place(slot: Slot, device: torch.device) -> None:
-    """Raises UnsupportedError if a parameter has left `device`, where its bucket's memory is."""
-    if slot.param.device != device:
-        raise UnsupportedError(
-            f"'{slot.name}' was moved from device '{device}' to '{slot.param.device}' after its "
-            "exchange was built: move the model first"
         )
 
 
@@ -238,21 +196,6 @@ def check_memory(slot: Slot, in_use: MemoryInUse) -> None:
         )
 
 
-def _check_owner(slot: Slot, groups: ParameterGroups) -> None:
-    """Raises UnsupportedError if the optimizer would not apply an average, nor the residual in it.
-
-    Args:
-        slot: The slot of a gradient that can be sparse.
-        groups: The parameter groups of its optimizer.
-    """
-    if groups.of(slot.param) is None:
-        raise UnsupportedError(
-            f"'{slot.name}' is in no parameter group of {groups.of_class} any more, and what its "
-            "residual holds would be sent and never be applied: leave it in a group and freeze it "
-            "with requires_grad_(False), or make a new distributed optimizer"
-        )
-
-
 def _check_parameters(optimizer: torch.optim.Optimizer, known: Container[int]) -> None:
     """Raises UnsupportedError for parameters whose gradients would silently stay local.
 
@@ -281,3 +224,15 @@ def check_not_capturing(device: torch.device) -> None:
             "torch.cuda.make_graphed_callables, or optimizer.step() after an own "
             "optimizer.synchronize(), within optimizer.skip_synchronize()"
         )
+
+
+def describe_step(optimizer: torch.optim.Optimizer, mark: str) -> str:
+    """Returns the learning rates of an optimizer, in ascending order, and the user's mark.
+
+    Ranks with HVD_SPARSE_CHECK=1 compare them. A rank that leaves out a whole step looks like a
+    slow one: it then exchanges its next step while the others exchange this one. Its learning rate
+    differs, if that depends on the number of the batch or of the epoch; so does the user's mark.
+    """
+    rates = sorted({float(group.get("lr", 0.0)) for group in optimizer.param_groups})
+    text = f"learning rate {', '.join(map(repr, rates))}"
+    return f"{text}, marked '{mark}'" if mark else text

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
+from hvd_sparse.exchange.exchange import Exchange
+from hvd_sparse.exchange.messages import Messages
 from hvd_sparse.exchange.reduction import Reduction
 from hvd_sparse.places.buffer import BYTES
 from hvd_sparse.places.place import Place
 from hvd_sparse.ranks.host import Host, Pending
+from hvd_sparse.ranks.world import World
 
 
 class Timed:
@@ -102,3 +106,23 @@ class TorchHost(Host, Protocol):
 
     def reduce(self, tensor: torch.Tensor, name: str, reduction: Reduction) -> Pending[Any]:
         """Reduces a contiguous tensor, of a type that `sums_in` returns, in place."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """The connection between the ranks that exchange one optimizer's gradients.
+
+    Attributes:
+        world: The ranks.
+        core: The core's exchange between them.
+        host: The host, which sums what is sent dense.
+        prefix: Prefix of the names of the host's operations, the same on all ranks, unique to the
+            optimizer.
+        messages: Messages between the ranks.
+    """
+
+    world: World
+    core: Exchange
+    host: TorchHost
+    prefix: str
+    messages: Messages

@@ -21,7 +21,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils.hooks import RemovableHandle
 
 from hvd_sparse.errors import UnsupportedError
-from hvd_sparse.pytorch.opaque import opaque
+from hvd_sparse.pytorch.hooks import opaque
 
 Land = Callable[[torch.Tensor], None]
 

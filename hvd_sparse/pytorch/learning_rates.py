@@ -6,12 +6,12 @@ learning rate, so the residual is multiplied by old rate / new rate when the rat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import torch
 
 from hvd_sparse.compression import Compression
-from hvd_sparse.pytorch.parameter_groups import ParameterGroups
+from hvd_sparse.pytorch.parameters import ParameterGroups
 from hvd_sparse.pytorch.slots import Slot
 
 
@@ -69,6 +69,12 @@ class LearningRates:
     def load(self, rates: dict[str, float]) -> None:
         """Restores what `state` returned."""
         self._last = dict(rates)
+
+    def undo(self, former: Mapping[str, float], names: Container[str]) -> None:
+        """Restores what `state` returned before a step, for some parameters."""
+        for name in self._last:
+            if name in names:
+                self._last[name] = former.get(name, self._last[name])
 
 
 def _is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:

@@ -1,6 +1,6 @@
-"""Clipping and weight decay of a rank's own gradient, in place.
+"""A rank's work on its own gradient: loss scale, clipping and weight decay, in place.
 
-See hvd_sparse/exchange/local_share.py.
+See hvd_sparse/exchange/local_share.py. Residuals hold gradients without the loss scale.
 """
 
 from __future__ import annotations
@@ -10,23 +10,38 @@ import math
 import torch
 
 from hvd_sparse.exchange.local_share import LocalShare
-from hvd_sparse.pytorch.loss_scale import LossScale
 from hvd_sparse.pytorch.settings import Settings
 from hvd_sparse.pytorch.slots import Slot
 
 
 class LocalGradient:
-    """Clips gradients and adds weight decay, in place, if the compression asks for it.
+    """A rank's own gradients in one step after another.
 
     Args:
-        settings: The user's settings.
+        settings: The user's settings. A loss scale is a torch.amp.GradScaler, or an object with its
+            get_scale().
         size: Number of ranks.
-        loss_scale: Loss scale of the gradients.
     """
 
-    def __init__(self, settings: Settings, *, size: int, loss_scale: LossScale) -> None:
+    def __init__(self, settings: Settings, *, size: int) -> None:
         self._share = LocalShare.of(settings.compression, settings.reduction, size=size)
-        self._loss_scale = loss_scale
+        self._scaler = settings.grad_scaler
+        self._loss_scale: float | None = None
+
+    @property
+    def skips_steps(self) -> bool:
+        """True if a scaler skips steps whose gradients are not finite, on all ranks or on none."""
+        # A disabled scaler steps whatever the gradients are.
+        return self._scaler is not None and getattr(self._scaler, "is_enabled", lambda: True)()
+
+    @property
+    def loss_scale(self) -> float:
+        """This step's scale; read once, when first needed, since that may wait for a device."""
+        if self._scaler is None:
+            return 1.0
+        if self._loss_scale is None:
+            self._loss_scale = float(self._scaler.get_scale())
+        return self._loss_scale
 
     def prepare(self, slot: Slot) -> None:
         """Clips a complete gradient and adds weight decay; a missing gradient counts as zero.
@@ -36,11 +51,15 @@ class LocalGradient:
         limit, decay = self._share.limit, self._share.decay
         if not slot.optimized or (limit is None and decay == 0):
             return
-        grad, scale = slot.gradient(), self._loss_scale.value
+        grad, scale = slot.gradient(), self.loss_scale
         if limit is not None:
             _clip(grad, limit * scale)
         if decay:
             grad.add_(slot.param.detach(), alpha=decay * scale)
+
+    def release(self) -> None:
+        """Prepares for the next step."""
+        self._loss_scale = None
 
 
 def _clip(grad: torch.Tensor, limit: float) -> None:

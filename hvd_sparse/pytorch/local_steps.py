@@ -8,28 +8,25 @@ weights, with which all ranks go on: after each meeting, weights are bitwise equ
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 
 from hvd_sparse import log
-from hvd_sparse.compression import Compression
 from hvd_sparse.compression.parts import AVERAGED, Outer
 from hvd_sparse.errors import NonFiniteGradientError
 from hvd_sparse.exchange.interval import Interval, warn_of_density
-from hvd_sparse.exchange.messages import Messages
 from hvd_sparse.exchange.reduction import Reduction
 from hvd_sparse.pytorch import moments
 from hvd_sparse.pytorch.dense import DenseReducer
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange, Phase
-from hvd_sparse.pytorch.host import TorchHost
+from hvd_sparse.pytorch.host import Link
+from hvd_sparse.pytorch.settings import Settings
 from hvd_sparse.pytorch.slots import DeliveredSlot
-from hvd_sparse.pytorch.step_way import StepWay
-
-_Result = TypeVar("_Result")
 
 
 class DifferenceSlot(DeliveredSlot):
@@ -52,7 +49,7 @@ class Joining(Protocol):
         """Raises UnsupportedError if a rank without data would not come to an early meeting."""
 
 
-class LocalSteps(StepWay):
+class LocalSteps(GradientExchange):
     """Local steps: each rank takes its own, and a step of the exchange is a meeting.
 
     Attributes:
@@ -60,22 +57,21 @@ class LocalSteps(StepWay):
         joining: Checks that ranks without data can follow; None unless there may be such ranks.
     """
 
+    slot_type = DifferenceSlot
     interval: Interval
 
-    def __init__(
-        self,
-        exchange: GradientExchange,
-        compression: Compression,
-        *,
-        messages: Messages,
-        host: TorchHost,
-        prefix: str,
-    ) -> None:
-        super().__init__(exchange)
+    def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, link: Link) -> None:
+        compression = settings.compression
+        updated = {id(param) for group in optimizer.param_groups for param in group["params"]}
+        named = [(name, param) for name, param in settings.named if id(param) in updated]
+        differences = compression.of_differences()
+        own = replace(settings, compression=differences, named=named, grad_scaler=None)
+        super().__init__(optimizer, own, link)
         self.joining: Joining | None = None
-        if exchange.world.rank == 0 and compression.values != "binary":
+        is_rank0 = link.world.rank == 0
+        if is_rank0 and compression.values != "binary":
             warn_of_density(compression.density)
-        self.interval = Interval(compression.local_steps, warns=exchange.world.rank == 0)
+        self.interval = Interval(compression.local_steps, warns=is_rank0)
         self._outer = _OuterSteps(compression.local_steps.outer)
         self._overlaps = compression.local_steps.overlap
         self._common: dict[str, torch.Tensor] = {}  # float32 at least
@@ -85,8 +81,6 @@ class LocalSteps(StepWay):
         self._start: dict[str, torch.Tensor] = {}
         self._averages: dict[str, torch.Tensor] = {}
         self._refused: NonFiniteGradientError | None = None  # raised at the next meeting
-        self._messages = messages
-        self._host, self._prefix = host, prefix
         self._averages_moments = compression.local_steps.moments == AVERAGED
 
     def synchronize(self) -> None:
@@ -95,17 +89,13 @@ class LocalSteps(StepWay):
         Raises:
             ExchangeFailedError: Another rank ended the exchange, or died.
         """
-        self.exchange.core.check()
+        self.core.check()
 
     def stepping(self, *, synchronized: bool) -> None:
         """Notes the common weights before the first local step of an interval."""
         del synchronized
         if self.interval.taken == 0 and not self._start:
             self._note_common()
-
-    def update(self) -> None:
-        """Does nothing, as `synchronize`: differences of weights have the optimizer's momentum."""
-        self.synchronize()
 
     def forget_gradients(self, reason: str) -> None:
         """Does nothing: gradients are this rank's own, and differences in flight are not theirs."""
@@ -128,7 +118,7 @@ class LocalSteps(StepWay):
 
     @torch.no_grad()
     def _note_common(self) -> None:
-        for slot in self.exchange.slots:
+        for slot in self.slots:
             param = slot.param.detach()
             common = self._common.get(slot.name)
             if common is not None and torch.equal(common.to(param.dtype), param):
@@ -140,7 +130,8 @@ class LocalSteps(StepWay):
     def stepped(self) -> None:
         """Counts a local step; the last one of an interval ends in a meeting. See `meet`."""
         if self.joining is not None:
-            self._checked(self.joining.check_step)
+            with self.ending():
+                self.joining.check_step()
         if self.interval.step():
             self.meet(overlaps=self._overlaps)
 
@@ -157,7 +148,8 @@ class LocalSteps(StepWay):
     def meet_now(self) -> None:
         """Meets early, where the user asks for it; see `meet`."""
         if self.joining is not None:
-            self._checked(self.joining.check_meeting)
+            with self.ending():
+                self.joining.check_meeting()
         self.meet()
 
     def meet(self, *, overlaps: bool = False) -> None:
@@ -187,8 +179,8 @@ class LocalSteps(StepWay):
             self._start = {}
             self._set(self._common)
             if self._averages_moments and refused is None:
-                params = (slot.param for slot in self.exchange.slots)
-                self.average(moments.moments_of(self.exchange.optimizer(), params), "moments")
+                params = (slot.param for slot in self.slots)
+                self.average(moments.moments_of(self.optimizer(), params), "moments")
         self._checksum = 0
         self.interval.meet(reports)
         if refused is not None:
@@ -196,35 +188,18 @@ class LocalSteps(StepWay):
 
     def average(self, tensors: list[torch.Tensor], what: str) -> None:
         """Replaces tensors by their averages over the ranks; see `moments.average`. Collective."""
-        self._checked(
-            lambda: moments.average(
-                tensors,
-                what,
-                core=self.exchange.core,
-                messages=self._messages,
-                host=self._host,
-                prefix=self._prefix,
-            )
-        )
+        with self.ending():
+            moments.average(tensors, what, self.link)
 
     def sums(self, reduction: Reduction) -> DenseReducer:
         """Returns sums by the host of gradients that these steps leave to another optimizer."""
-        prefix = f"{self._prefix}.others"
-        return DenseReducer(
-            prefix, host=self._host, reduction=reduction, messages=self._messages, timeline=None
-        )
-
-    def _checked(self, action: Callable[[], _Result]) -> _Result:
-        """Returns what an action returns; an error ends the exchange on all ranks."""
-        try:
-            return action()
-        except BaseException as error:
-            raise self.exchange.end(error)  # noqa: B904  # mostly the same error
+        link = replace(self.link, prefix=f"{self.link.prefix}.others")
+        return DenseReducer(link, reduction)
 
     @torch.no_grad()
     def _send(self, *, overlaps: bool) -> None:
         """Starts the exchange of this rank's differences."""
-        for slot in reversed(self.exchange.slots):
+        for slot in reversed(self.slots):
             assert isinstance(slot, DifferenceSlot)
             common, param = self._common[slot.name], slot.param.detach()
             start = self._start.get(slot.name, common).to(param.dtype).to(common.dtype)
@@ -233,24 +208,25 @@ class LocalSteps(StepWay):
                 own = torch.where(difference.isfinite(), difference, 0)
                 param.copy_(common - own)
                 self._start[slot.name] = param.clone()
-            self.exchange.arrived(slot)
+            self.arrived(slot)
         if overlaps:  # this rank may wait for them alone, and all must be under way then
-            self._checked(self.exchange.launch)
+            with self.ending():
+                self.launch()
             # Others still need this rank's part, even if this optimizer is dropped now.
-            self.exchange.core.before_close = partial(self.settle, quietly=True)
+            self.core.before_close = partial(self.settle, quietly=True)
 
     def _wait(self) -> None:
         """Waits for differences in flight; other ranks need not do so at the same time."""
-        if self.exchange.phase is not Phase.GATHERING:
+        if self.phase is not Phase.GATHERING:
             return
-        self.exchange.core.before_close = None
+        self.core.before_close = None
         try:
-            self.exchange.complete_alone()
+            self.complete_alone()
         except NonFiniteGradientError as error:
             self._refused = error
             return
-        self._averages = {slot.name: slot.gradient() for slot in self.exchange.slots}
-        self.exchange.release()
+        self._averages = {slot.name: slot.gradient() for slot in self.slots}
+        self.release()
 
     @torch.no_grad()
     def _finish(self) -> NonFiniteGradientError | None:
@@ -260,8 +236,8 @@ class LocalSteps(StepWay):
             The error of a meeting that no rank applies.
         """
         self._wait()
-        self.exchange.end_open_step()
-        self.exchange.release()
+        self.end_step()
+        self.release()
         refused, self._refused = self._refused, None
         for name, average in self._averages.items():
             self._outer.step(name, self._common[name], average)
@@ -270,15 +246,13 @@ class LocalSteps(StepWay):
 
     def _reports(self) -> list[list[float]]:
         """Returns the reports of all ranks, which have taken as many local steps. Collective."""
-        rate = float(self.exchange.optimizer().param_groups[0].get("lr", 0.0))
+        rate = float(self.optimizer().param_groups[0].get("lr", 0.0))
         report = self.interval.report(rate=rate, weights=self._checksum)
 
-        def gathered() -> list[list[float]]:
-            reports = self.exchange.core.gather(report, what="a meeting of local steps")
+        with self.ending():
+            reports = self.core.gather(report, what="a meeting of local steps")
             self.interval.check(reports)
-            return reports
-
-        return self._checked(gathered)
+        return reports
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:
@@ -286,7 +260,7 @@ class LocalSteps(StepWay):
         if self.interval.taken == 0 and not self._start:
             yield
             return
-        own = {slot.name: slot.param.detach().clone() for slot in self.exchange.slots}
+        own = {slot.name: slot.param.detach().clone() for slot in self.slots}
         self._set(self._common)
         try:
             yield
@@ -295,7 +269,7 @@ class LocalSteps(StepWay):
 
     @torch.no_grad()
     def _set(self, weights: Mapping[str, torch.Tensor]) -> None:
-        for slot in self.exchange.slots:
+        for slot in self.slots:
             slot.param.copy_(weights[slot.name])
 
     def local_state(self) -> dict[str, Any]:
@@ -318,10 +292,10 @@ class LocalSteps(StepWay):
         """
         saved = {"interval": {**self.interval.state(), "taken": 0}} if saved is None else saved
         self._refused = None
-        self.exchange.forget_open_step()
+        self._committed = None  # since other state is loaded, on all ranks
         self.interval.load(saved["interval"])
         self._checksum = saved.get("checksum", 0)
-        params = {slot.name: slot.param for slot in self.exchange.slots}
+        params = {slot.name: slot.param for slot in self.slots}
 
         def of(part: str) -> dict[str, torch.Tensor]:
             return {
@@ -335,7 +309,7 @@ class LocalSteps(StepWay):
 
     def adopt_local_state(self, saved: dict[str, Any] | None, source: int) -> None:
         """Begins an interval with one rank's number of local steps and outer momentum."""
-        world = self.exchange.world
+        world = self.world
         own = saved if world.rank == source and saved is not None else {}
         interval = world.allgather_object(own.get("interval"))[source] or self.interval.state()
         momenta = self._of_source(own.get("outer", {}))
@@ -346,10 +320,10 @@ class LocalSteps(StepWay):
         if not self._outer.has_momentum:
             return {}
         adopted = {}
-        for slot in self.exchange.slots:
+        for slot in self.slots:
             own = momenta.get(slot.name, torch.zeros(slot.param.shape)).cpu()
-            name = f"{self._prefix}.outer.{slot.name}"
-            summed = self._messages.wait_for(self._host.add_up(own.double().numpy(), name))
+            name = f"{self.link.prefix}.outer.{slot.name}"
+            summed = self.link.messages.wait_for(self.link.host.add_up(own.double().numpy(), name))
             adopted[slot.name] = torch.from_numpy(summed).to(_wide(slot.param.dtype))
         return adopted
 

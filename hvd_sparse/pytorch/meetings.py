@@ -11,6 +11,7 @@ from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.exchange.interval import checked_loss
 from hvd_sparse.pytorch.attachment import require_attachment
 from hvd_sparse.pytorch.local_steps import LocalSteps
+from hvd_sparse.pytorch.parameters import check_kind
 
 
 def meet(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None = None) -> None:
@@ -35,10 +36,10 @@ def meet(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None = None)
         ExchangeFailedError: Another rank ended the exchange, or died.
     """
     steps = _steps_of(optimizer, "meet()")
-    if model is not None and not isinstance(model, torch.nn.Module):
-        raise InvalidArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if model is not None:
+        check_kind("model", model, torch.nn.Module)
     if steps is not None:
-        steps.exchange.core.check()
+        steps.core.check()
         steps.meet_now()
         if model is not None:
             steps.average(
@@ -110,7 +111,7 @@ def local_steps(optimizer: torch.optim.Optimizer) -> int:
 
 
 def _steps_of(optimizer: torch.optim.Optimizer, caller: str) -> LocalSteps | None:
-    way = require_attachment(optimizer).way
-    if way is not None and not isinstance(way, LocalSteps):
+    steps = require_attachment(optimizer).exchange
+    if steps is not None and not isinstance(steps, LocalSteps):
         raise InvalidArgumentError(f"{caller} needs a compression with local_steps")
-    return way
+    return steps

@@ -8,10 +8,8 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from hvd_sparse.errors import RanksDisagreeError
-from hvd_sparse.exchange.exchange import Exchange
-from hvd_sparse.exchange.messages import Messages
 from hvd_sparse.exchange.reduction import Reduction
-from hvd_sparse.pytorch.host import TorchHost
+from hvd_sparse.pytorch.host import Link
 
 
 def moments_of(
@@ -34,15 +32,7 @@ def moments_of(
 
 
 @torch.no_grad()
-def average(
-    tensors: Sequence[torch.Tensor],
-    what: str,
-    *,
-    core: Exchange,
-    messages: Messages,
-    host: TorchHost,
-    prefix: str,
-) -> None:
+def average(tensors: Sequence[torch.Tensor], what: str, link: Link) -> None:
     """Replaces tensors by their averages over the ranks, which the host sums. Collective.
 
     A tensor that has the same bits on all ranks keeps them, and is not sent.
@@ -50,10 +40,7 @@ def average(
     Args:
         tensors: Dense tensors of floating-point numbers, of the same shapes on all ranks.
         what: Their name, for errors: "moments".
-        core: The exchange between the ranks; no bucket is in flight.
-        messages: Messages between the ranks.
-        host: The host of the ranks.
-        prefix: Prefix of operations' names, unique to the exchange.
+        link: The connection between the ranks; no bucket is in flight.
 
     Raises:
         RanksDisagreeError: The ranks have tensors of different shapes; nothing was changed.
@@ -62,7 +49,7 @@ def average(
     tensors = [_without_copies(one) for one in tensors]
     shapes = repr([tuple(one.shape) for one in tensors]).encode()
     numel = sum(map(torch.numel, tensors))
-    rows = core.gather([len(tensors), numel, *_digest(shapes)], what=f"averaging {what}")
+    rows = link.core.gather([len(tensors), numel, *_digest(shapes)], what=f"averaging {what}")
     if any(row != rows[0] for row in rows):
         raise RanksDisagreeError(
             f"{what} can be averaged only if all ranks have the same, of the same shapes, got "
@@ -72,7 +59,7 @@ def average(
             )
         )
     digests = [number for one in tensors for number in _digest(_bytes_of(one))]
-    rows = core.gather(digests, what=f"averaging {what}") if tensors else []
+    rows = link.core.gather(digests, what=f"averaging {what}") if tensors else []
     differ = [any(row[at] != rows[0][at] for row in rows) for at in range(len(digests))]
     changed = [
         one for one, *halves in zip(tensors, differ[::2], differ[1::2], strict=True) if any(halves)
@@ -84,7 +71,7 @@ def average(
     # Divided first: the sum of what a type holds may lie beyond the type.
     flat = torch.cat([one.reshape(-1).to(dtype) for one in changed]).div_(len(rows))
     adding = Reduction.checked(averages=False, gradient_predivide_factor=1.0)
-    averages = messages.wait_for(host.reduce(flat, f"{prefix}.{what}", adding))
+    averages = link.messages.wait_for(link.host.reduce(flat, f"{link.prefix}.{what}", adding))
     parts = averages.split([one.numel() for one in changed])
     for one, part in zip(changed, parts, strict=True):
         one.copy_(part.view_as(one))

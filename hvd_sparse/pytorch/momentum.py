@@ -17,17 +17,18 @@ momentum) times as large for the step, for gradient and weight decay alike.
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
 
-from hvd_sparse.compression import Compression
 from hvd_sparse.compression.parts import MOVE
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.pytorch.owner import weakly
-from hvd_sparse.pytorch.parameter_groups import ParameterGroups
+from hvd_sparse.pytorch.parameters import NamedParameters, ParameterGroups, weakly
+from hvd_sparse.pytorch.settings import Settings
 
 _Group = dict[str, Any]
 
@@ -119,9 +120,8 @@ class Momentum:
 
     Args:
         optimizer: The optimizer that takes the steps.
-        compression: The user's compression.
+        settings: The user's settings.
         size: Number of ranks; a single one leaves the optimizer its momentum.
-        averages: True if the exchange averages gradients, false if it adds them up.
 
     Attributes:
         exists: True if ranks have velocities.
@@ -129,19 +129,12 @@ class Momentum:
         masks: True if the velocity of a delivered entry becomes 0.
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        compression: Compression,
-        *,
-        size: int,
-        averages: bool,
-    ) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, *, size: int) -> None:
+        compression = settings.compression
         self._owner = weakly(optimizer)
         self._given = compression.feedback.own_momentum
-        self._velocities_per_own = 1 if averages else size
+        self._velocities_per_own = 1 if settings.reduction.averages else size
         self._began_at: int | None = None
-        self._hidden: list[tuple[_Group, _Group]] = []
         wanted = compression.feedback.momentum == MOVE and size > 1
         self._form = _form_of(optimizer) if wanted else None
         self.moved = self._form is not None
@@ -166,21 +159,20 @@ class Momentum:
         momentum = momenta.pop() if momenta else 0.0
         return momentum, momentum
 
-    def hide(self) -> None:
-        """Sets the optimizer's own momentum to 0 for a step, if it was moved."""
-        self.show()
-        if self._form is None:
-            return
-        for group in self._owner().param_groups:
-            settings = self._form.hidden(group)
-            self._hidden.append((group, {name: group[name] for name in settings}))
-            group.update(settings)
-
-    def show(self) -> None:
-        """Restores what `hide` has changed."""
-        for group, settings in self._hidden:
-            group.update(settings)
-        self._hidden.clear()
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Sets the optimizer's own momentum to 0 within the context, if it was moved."""
+        kept: list[tuple[_Group, _Group]] = []
+        if self._form is not None:
+            for group in self._owner().param_groups:
+                settings = self._form.hidden(group)
+                kept.append((group, {name: group[name] for name in settings}))
+                group.update(settings)
+        try:
+            yield
+        finally:
+            for group, settings in kept:
+                group.update(settings)
 
     def put_into(
         self, state_dict: dict[str, Any], velocities: Iterable[tuple[torch.Tensor, torch.Tensor]]
@@ -204,6 +196,7 @@ class Momentum:
             states[number] = {**states.get(number, {}), **own}
         state_dict["state"] = states
 
+    @torch.no_grad()
     def give_back(self, velocities: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Makes the optimizer's own momentum that of this rank's velocities, as in `put_into`."""
         state = self._owner().state
@@ -227,7 +220,8 @@ class Momentum:
                 own = (summed + self._decay(group, param)) * self._form.growth(group, state)
                 yield param, {self._form.own: own.to(param.dtype)}
 
-    def begin(self, parameters: Mapping[str, torch.Tensor], *, step: int) -> dict[str, Any]:
+    @torch.no_grad()
+    def begin(self, parameters: Mapping[str, torch.Tensor], step: int) -> dict[str, torch.Tensor]:
         """Returns the velocities, by name, that go on where the optimizer's own momentum is.
 
         An optimizer's own momentum is the average, or the sum, of the ranks' velocities, and the
@@ -252,6 +246,15 @@ class Momentum:
         if found:
             self._began_at = step
         return found
+
+    def describe(self, named: NamedParameters) -> dict[str, str]:
+        """Returns, by name, what must be equal on all ranks of the momentum that they take over."""
+        found = self.begin(dict(named), 0)
+        checksum = 0
+        for name, velocity in found.items():
+            checksum = zlib.crc32(velocity.cpu().numpy().data, zlib.crc32(name.encode(), checksum))
+        shown = f"of {len(found)} parameters, with checksum {checksum:08x}" if found else "none yet"
+        return {"the momentum in the optimizer's state": shown}
 
     def has_begun_at(self, step: int) -> bool:
         """Returns true if the velocities began from the optimizer's own after so many steps."""

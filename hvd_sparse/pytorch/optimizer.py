@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import weakref
-import zlib
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,27 +17,29 @@ from hvd_sparse.pytorch.attachment import Attachment, attachment_of, require_att
 from hvd_sparse.pytorch.devices import common_device
 from hvd_sparse.pytorch.forward import ForwardSteps, check_forward
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange
-from hvd_sparse.pytorch.host import TorchHost
-from hvd_sparse.pytorch.local_steps import DifferenceSlot, LocalSteps
+from hvd_sparse.pytorch.host import Link, TorchHost
+from hvd_sparse.pytorch.local_steps import LocalSteps
 from hvd_sparse.pytorch.momentum import Momentum
-from hvd_sparse.pytorch.owner import weakly
-from hvd_sparse.pytorch.parameters import NamedParameters, describe, name_parameters
-from hvd_sparse.pytorch.places import place_of
+from hvd_sparse.pytorch.parameters import (
+    check_kind,
+    describe,
+    name_parameters,
+    weakly,
+)
+from hvd_sparse.pytorch.plain_steps import PlainSteps
 from hvd_sparse.pytorch.renewal import Renewal
 from hvd_sparse.pytorch.settings import Settings, check_dense, check_devices, check_parameter
-from hvd_sparse.pytorch.step_way import PlainSteps, StepWay
 from hvd_sparse.ranks.agreement import agree, kind_of_device
 from hvd_sparse.ranks.world import in_elastic_job
 from hvd_sparse.stats.step_stats import Stats
-from hvd_sparse.tuning.measurer import Measurer
 
-_live: weakref.WeakSet[StepWay] = weakref.WeakSet()
+_live: weakref.WeakSet[GradientExchange] = weakref.WeakSet()
 _renewals: weakref.WeakSet[Renewal] = weakref.WeakSet()
 _serial = 0
 
 
-def live_ways() -> list[StepWay]:
-    """Returns the ways of taking steps of all optimizers of this process."""
+def live_exchanges() -> list[GradientExchange]:
+    """Returns the exchanges of all optimizers of this process."""
     return list(_live)
 
 
@@ -125,9 +124,9 @@ def distribute(
         UnavailableError: HVD_SPARSE_TRANSPORT asks for MPI, and this build or job lacks it.
     """
 
-    def prepare() -> tuple[NamedParameters, Settings]:
-        settings = Settings.checked(optimizer, compression, host=host, **options)
-        return name_parameters(optimizer, named_parameters), settings
+    def prepare() -> Settings:
+        named = name_parameters(optimizer, named_parameters)
+        return Settings.checked(optimizer, compression, named=named, host=host, **options)
 
     attachment = connect(optimizer, prepare, host=host)
     attachment.add_methods(options.get("backward_passes_per_step", 1))
@@ -136,7 +135,7 @@ def distribute(
 
 def connect(
     optimizer: torch.optim.Optimizer,
-    prepare: Callable[[], tuple[NamedParameters, Settings]],
+    prepare: Callable[[], Settings],
     *,
     host: TorchHost,
     plain: type[PlainSteps] = PlainSteps,
@@ -146,48 +145,47 @@ def connect(
 
     Args:
         optimizer: The optimizer.
-        prepare: Returns the parameters whose gradients are exchanged, by name, and the settings. If
-            it raises, so do all ranks.
+        prepare: Returns the settings. If it raises, so do all ranks.
         host: The host of the ranks; other ranks exchange nothing.
         plain: The way of taking steps, if the settings ask for no other.
         again: True if an optimizer that is attached may be attached again: the new exchange takes
             over the state of the former one.
     """
-    named: NamedParameters = []
     settings, problem = None, None
     former = attachment_of(optimizer) if again else None
     try:
-        _check_type(optimizer)
+        check_kind("optimizer", optimizer, torch.optim.Optimizer)
         if former is None:
             _refuse_second_wrapping(optimizer)
-        named, settings = prepare()
-        for name, param in named:
+        settings = prepare()
+        for name, param in settings.named:
             check_parameter(name, param)
-        check_devices(named, settings.compression)
+        check_devices(settings)
         if settings.compression.is_local:
             check_averages(settings.reduction.averages)
             rule, group = settings.compression.local_steps, optimizer.param_groups[0]
             check_rate(rule, group, type(optimizer).__name__)
-        check_forward(settings, optimizer, named, host)
+        check_forward(settings, optimizer, host)
         if in_elastic_job() or host.has_peers() or _acts_alone(settings, host):
-            check_dense(named, settings.compression, host)
+            check_dense(settings, host)
     except Exception as error:
         problem = error
 
     owner = None if problem is not None else weakly(optimizer)
 
-    def build() -> StepWay | None:
+    def build() -> GradientExchange | None:
         optimizer = None if owner is None else owner()
         if host.has_peers() or _acts_alone(settings, host):
-            way = _build(optimizer, named, settings, problem, host, plain)
-            passes = getattr(optimizer, "backward_passes_per_step", way.exchange.passes)
-            way.exchange.set_passes(passes)
-            return way
+            exchange = _build(optimizer, settings, problem, host, plain)
+            exchange.passes = getattr(optimizer, "backward_passes_per_step", exchange.passes)
+            exchange.release()
+            return exchange
         if problem is not None:
             raise problem
         return None
 
-    renewal = Renewal(build, [param for _, param in named], host)
+    params = [] if settings is None else [param for _, param in settings.named]
+    renewal = Renewal(build, params, host)
     if former is not None:
         former.undo_unfinished()
         renewal.succeed(former.renewal)
@@ -212,14 +210,6 @@ def _acts_alone(settings: Settings | None, host: TorchHost) -> bool:
     return bool(settings and settings.compression.feedback.changes_gradients and host.included())
 
 
-def _check_type(optimizer: object) -> None:
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InvalidArgumentError(
-            "optimizer must be a torch.optim.Optimizer, got "
-            f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-        )
-
-
 def _refuse_second_wrapping(optimizer: torch.optim.Optimizer) -> None:
     if attachment_of(optimizer) is not None or hasattr(optimizer, "_allreduce_delay"):
         raise InvalidArgumentError(
@@ -229,80 +219,44 @@ def _refuse_second_wrapping(optimizer: torch.optim.Optimizer) -> None:
 
 def _build(
     optimizer: torch.optim.Optimizer | None,
-    named: NamedParameters,
     settings: Settings | None,
     problem: Exception | None,
     host: TorchHost,
     plain: type[PlainSteps],
-) -> StepWay:
+) -> GradientExchange:
     global _serial
     world = host.world()
-    options = {} if settings is None else settings.describe()
-    if settings is not None and problem is None and optimizer is not None:
-        options |= kind_of_device(common_device(named).type, settings.compression)
-        # Horovod's users broadcast the state afterwards; a former exchange has the velocities.
-        if plain is not PlainSteps and attachment_of(optimizer) is None:
-            options |= _momentum_of(optimizer, settings, named, size=world.size)
+    options: dict[str, str] = {}
+    if settings is not None:
+        options = settings.describe()
+        if problem is None and optimizer is not None:
+            options |= kind_of_device(common_device(settings.named).type, settings.compression)
+            # Horovod's users broadcast the state afterwards; a former exchange has the velocities.
+            if plain is not PlainSteps and attachment_of(optimizer) is None:
+                options |= Momentum(optimizer, settings, size=world.size).describe(settings.named)
     _serial = 1 + agree(
         world,
         host.ranks,
         problem=problem,
-        parameters=describe(named),
+        parameters=[] if settings is None else describe(settings.named),
         options=options,
         serial=_serial,
     )
     assert settings is not None
     assert optimizer is not None
-    for other in live_ways():
+    for other in live_exchanges():
         other.settle(quietly=True)  # of an optimizer, perhaps, to which nothing else refers
-        if other.exchange.shares_parameters_with(named):
+        if other.shares_parameters_with(settings.named):
             other.detach(SUPERSEDED)
             _live.discard(other)
     prefix = f"hvd_sparse.{_serial}"
-    between = Exchange.between_ranks(world, name=f"optimizer {_serial}")
-    place = place_of(common_device(named), between)
-    messages = Messages(prefix, host=host, exchange=between)
-    build = partial(
-        GradientExchange,
-        optimizer,
-        world=world,
-        exchange=between,
-        host=host,
-        prefix=prefix,
-        messages=messages,
-        measurer=Measurer(
-            world,
-            between,
-            allreduce=lambda nbytes, values: messages.timed_sum(nbytes, values, place),
-            place=place,
-        ),
-    )
-    compression = settings.compression
-    way: StepWay
-    if compression.is_local:
-        updated = {id(param) for group in optimizer.param_groups for param in group["params"]}
-        exchange = build(
-            [(name, param) for name, param in named if id(param) in updated],
-            replace(settings, compression=compression.of_differences(), grad_scaler=None),
-            slot_type=DifferenceSlot,
-        )
-        way = LocalSteps(exchange, compression, messages=messages, host=host, prefix=prefix)
-    else:
-        way_type = ForwardSteps if settings.waits_in_forward else plain
-        way = way_type(build(named, settings, slot_type=way_type.slot_type))
-    _live.add(way)
-    return way
-
-
-def _momentum_of(
-    optimizer: torch.optim.Optimizer, settings: Settings, named: NamedParameters, *, size: int
-) -> dict[str, str]:
-    """Returns an option for `agree`: momentum that ranks take over must be the same on all."""
-    averages = settings.reduction.averages
-    momentum = Momentum(optimizer, settings.compression, size=size, averages=averages)
-    found = momentum.begin(dict(named), step=0)
-    checksum = 0
-    for name, velocity in found.items():
-        checksum = zlib.crc32(velocity.cpu().numpy().data, zlib.crc32(name.encode(), checksum))
-    shown = f"of {len(found)} parameters, with checksum {checksum:08x}" if found else "none yet"
-    return {"the momentum in the optimizer's state": shown}
+    core = Exchange.between_ranks(world, name=f"optimizer {_serial}")
+    link = Link(world, core, host, prefix, Messages(prefix, host=host, exchange=core))
+    kind: type[GradientExchange] = plain
+    if settings.compression.is_local:
+        kind = LocalSteps
+    elif settings.waits_in_forward:
+        kind = ForwardSteps
+    exchange = kind(optimizer, settings, link)
+    _live.add(exchange)
+    return exchange

@@ -14,7 +14,9 @@ from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.places.device_clock import DeviceClock
 from hvd_sparse.places.step_clock import Clock
 from hvd_sparse.pytorch.devices import current_stream
+from hvd_sparse.pytorch.host import Link
 from hvd_sparse.pytorch.slots import buffer_of
+from hvd_sparse.tuning.measurer import Measurer
 
 
 class OnDevice(place.OnDevice):
@@ -52,8 +54,23 @@ class OnDevice(place.OnDevice):
         return current_stream(self._device)
 
 
+def measurer_of(link: Link, device: torch.device) -> Measurer:
+    """Returns what measures the ranks whose gradients are on a device that `check_device` passed.
+
+    Args:
+        link: The connection between the ranks.
+        device: Device of all gradients.
+    """
+    chosen = place_of(device, link.core)
+
+    def allreduce(nbytes: int, values: str) -> float:
+        return link.messages.timed_sum(nbytes, values, chosen)
+
+    return Measurer(link.world, link.core, allreduce=allreduce, place=chosen)
+
+
 def place_of(device: torch.device, exchange: Exchange) -> place.Place:
-    """Returns the place of gradients on a device that has passed `check_device`.
+    """Returns the place of gradients on a device.
 
     Args:
         device: Device of all gradients.

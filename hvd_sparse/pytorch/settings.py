@@ -13,11 +13,11 @@ from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.exchange import local_share
 from hvd_sparse.exchange.reduction import Reduction
 from hvd_sparse.pytorch.devices import check_device, common_device
+from hvd_sparse.pytorch.hooks import check_hooks
 from hvd_sparse.pytorch.host import TorchHost
 from hvd_sparse.pytorch.parameters import NamedParameters
 from hvd_sparse.pytorch.places import OnDevice
 from hvd_sparse.pytorch.slots import DTYPES
-from hvd_sparse.pytorch.step_hooks import check_hooks
 
 _REFUSED_OPTIMIZERS = {
     torch.optim.LBFGS: "it evaluates its closure many times a step",
@@ -34,7 +34,7 @@ _DONE_BY = {
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings of an exchange, under Horovod's names."""
+    """The settings of an exchange, under Horovod's names, and the parameters that it exchanges."""
 
     compression: Compression
     backward_passes_per_step: int
@@ -42,6 +42,7 @@ class Settings:
     sparse_as_dense: bool
     grad_scaler: Any
     waits_in_forward: bool
+    named: NamedParameters = ()
 
     @classmethod
     def checked(
@@ -50,6 +51,7 @@ class Settings:
         compression: object,
         *,
         host: TorchHost,
+        named: NamedParameters = (),
         backward_passes_per_step: int = 1,
         sparse_as_dense: bool = False,
         grad_scaler: Any = None,
@@ -83,6 +85,7 @@ class Settings:
             sparse_as_dense=bool(sparse_as_dense),
             grad_scaler=grad_scaler,
             waits_in_forward=wait_in_forward,
+            named=named,
         )
 
     def describe(self) -> dict[str, str]:
@@ -149,24 +152,24 @@ def check_parameter(name: str, param: torch.Tensor) -> None:
     check_device(f"parameter '{name}'", param)
 
 
-def check_devices(named: NamedParameters, compression: Compression) -> None:
-    """Raises UnsupportedError unless these parameters can be exchanged together."""
-    device = common_device(named)
-    if device.type != "cpu" and compression.collective_name in OnDevice.refuses:
+def check_devices(settings: Settings) -> None:
+    """Raises UnsupportedError unless the parameters can be exchanged together."""
+    device, collective = common_device(settings.named), settings.compression.collective_name
+    if device.type != "cpu" and collective in OnDevice.refuses:
         raise UnsupportedError(
-            f"collective '{compression.collective_name}' takes no gradients of device '{device}': "
-            "it adds up residuals on the CPU"
+            f"collective '{collective}' takes no gradients of device '{device}': it adds up "
+            "residuals on the CPU"
         )
 
 
-def check_dense(named: NamedParameters, compression: Compression, host: TorchHost) -> None:
+def check_dense(settings: Settings, host: TorchHost) -> None:
     """Raises UnsupportedError if the host cannot reduce dense gradients on their device.
 
     An adaptive compression sends all gradients dense while it measures.
     """
-    device = common_device(named)
+    compression, device = settings.compression, common_device(settings.named)
     adaptive = compression.adaptive
-    dense = [name for name, one in named if adaptive or not compression.takes(one.shape)]
+    dense = [name for name, one in settings.named if adaptive or not compression.takes(one.shape)]
     if dense:
         preset = type(compression).__name__
         why = f"{preset} measures dense steps first" if adaptive else "it is small"

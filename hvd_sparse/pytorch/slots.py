@@ -27,24 +27,29 @@ class Slot:
         numel: Elements of the parameter, and so of its gradient.
         optimized: True if the exchange's own optimizer updates the parameter.
         passes_left: Backward passes that are still to come before the gradient is exchanged.
-        launched: True while the gradient is being exchanged or awaits the optimizer's step.
-        work: The contiguous memory that is exchanged.
+        work: The contiguous memory that is exchanged; None unless `launched`.
         at_parameter: True if the gradient lies at the parameter, where backward adds to it.
     """
 
     at_parameter: ClassVar[bool] = True
 
-    def __init__(self, name: str, param: torch.Tensor, passes: int) -> None:
+    def __init__(
+        self, name: str, param: torch.Tensor, passes: int, *, optimized: bool = True
+    ) -> None:
         self.name = name
         self.param = param
         self.numel = param.numel()
-        self.optimized = True
+        self.optimized = optimized
         self.passes_left = passes
-        self.launched = False
         self.work: torch.Tensor | None = None
         self._grad: torch.Tensor | None = None
         self._version = self._address = 0
         self._param_version: int | None = None
+
+    @property
+    def launched(self) -> bool:
+        """True while the gradient is being exchanged or awaits the optimizer's step."""
+        return self.work is not None
 
     def note_arrival(self) -> None:
         """Records that a gradient has been computed from the parameter's present value."""
@@ -76,7 +81,6 @@ class Slot:
         # Horovod may write by functions of PyTorch, which count in the version of a tensor, but not
         # in that of a tensor whose `data` they are given.
         self.work = grad.data.contiguous()
-        self.launched = True
         if wide:
             self.convert(torch.promote_types(grad.dtype, torch.float32))
         return self.work
@@ -129,20 +133,18 @@ class Slot:
         finally:
             self.param.grad = kept
 
-    def discard_result(self) -> None:
-        """Makes the gradient zero, after a step that no rank applies."""
-        if self._grad is not None:
-            self._grad.zero_()
+    def fill_result(self, value: float) -> None:
+        """Fills the gradient that was exchanged, after a step that no rank applies.
 
-    def mark_not_finite(self) -> None:
-        """Makes the gradient infinite, so that a gradient scaler skips the step."""
+        Args:
+            value: 0, or infinity, so that a gradient scaler skips the step.
+        """
         if self._grad is not None:
-            self._grad.fill_(float("inf"))
+            self._grad.fill_(value)
 
     def release(self, passes: int) -> None:
         """Prepares for the next step."""
         self.passes_left = passes
-        self.launched = False
         self.work = self._grad = self._param_version = None
 
 
@@ -155,9 +157,7 @@ class DeliveredSlot(Slot):
 
     at_parameter = False
 
-    def __init__(self, name: str, param: torch.Tensor, passes: int) -> None:
-        super().__init__(name, param, passes)
-        self.delivered: torch.Tensor | None = None
+    delivered: torch.Tensor | None = None
 
     def gradient(self) -> torch.Tensor:
         """Returns the delivered gradient."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from hvd_sparse.errors import CheckpointMismatchError
 from hvd_sparse.log import logger
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange
-from hvd_sparse.pytorch.step_way import StepWay
+from hvd_sparse.pytorch.local_steps import LocalSteps
 from hvd_sparse.state.saved_exchange import (
     mismatch_of,
     mismatch_of_unit,
@@ -80,49 +79,51 @@ def without_residuals(state_dict: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in state_dict.items() if key != KEY}
 
 
-def reset(way: StepWay | None, state_dict: dict[str, Any]) -> dict[str, Any]:
+def reset(exchange: GradientExchange | None, state_dict: dict[str, Any]) -> dict[str, Any]:
     """Like `without_residuals`, but keeps the state common to all ranks, if it fits here.
 
     So a rank that loads another rank's state without residuals continues at that rank's step, and
     with its plan.
     """
     emptied = without_residuals(state_dict)
-    if way is None or KEY not in state_dict:
+    if exchange is None or KEY not in state_dict:
         return emptied
     theirs = state_dict[KEY]
-    own = {"residuals": {}, "velocities": {}, "rank": way.exchange.world.rank}
+    own = {"residuals": {}, "velocities": {}, "rank": exchange.world.rank}
     common = {**theirs, **own}
-    if _mismatch(way, common):
+    if _mismatch(exchange, common):
         return emptied
     return {**emptied, KEY: common}
 
 
-def save(way: StepWay) -> dict[str, Any]:
+def save(exchange: GradientExchange) -> dict[str, Any]:
     """Returns a copy of this rank's state, of types that torch.load accepts by default."""
-    local = way.local_state()  # first: it waits for what is in flight
-    exchange = way.exchange
+    # First: it waits for what is in flight.
+    local = exchange.local_state() if isinstance(exchange, LocalSteps) else None
     return {
         "version": _VERSION,
         "rank": exchange.world.rank,
         "size": exchange.world.size,
         "conditions": exchange.conditions,
         "layers": layers_of(exchange),
-        "residuals": {name: part.clone() for name, part in exchange.state.residuals()},
-        "velocities": {name: part.clone() for name, part in exchange.state.velocities()},
-        "states": {name: part.clone() for name, part in exchange.state.sparsifier_states()},
-        "pending": exchange.driven.pending,
-        "step": exchange.steps,
+        "residuals": {name: part.clone() for name, part in exchange.steps.state.residuals()},
+        "velocities": {name: part.clone() for name, part in exchange.steps.state.velocities()},
+        "states": {name: part.clone() for name, part in exchange.steps.state.sparsifier_states()},
+        "pending": exchange.steps.pending,
+        "step": exchange.steps.count,
         "lrs": exchange.rates.state(),
         "tuning": None if exchange.tuner is None else exchange.tuner.state(),
         "local": local,
     }
 
 
-def check(way: StepWay | None, saved: dict[str, Any] | None, *, advice: str = _ADVICE) -> None:
+def check(
+    exchange: GradientExchange | None, saved: dict[str, Any] | None, *, advice: str = _ADVICE
+) -> None:
     """Refuses saved residuals that do not belong here, before anything has changed.
 
     Args:
-        way: This rank's way of taking steps; None if it exchanges nothing.
+        exchange: This rank's exchange; None if it has none.
         saved: A state from `save`, or None: a state dict without residuals fits anywhere.
         advice: A sentence that says how to continue; empty if the caller adds one.
 
@@ -131,7 +132,7 @@ def check(way: StepWay | None, saved: dict[str, Any] | None, *, advice: str = _A
     """
     if saved is None:
         return
-    mismatch = _mismatch(way, saved)
+    mismatch = _mismatch(exchange, saved)
     if mismatch is not None:
         raise CheckpointMismatchError(f"{mismatch}. {advice}" if advice else mismatch)
 
@@ -145,56 +146,33 @@ def check_place(saved: dict[str, Any] | None, *, rank: int, size: int) -> None:
         raise CheckpointMismatchError(f"{mismatch}. {_ADVICE}")
 
 
-def load(way: StepWay, saved: dict[str, Any] | None) -> None:
+def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
     """Restores a state that has passed `check`; None empties the residuals.
 
     Without saved velocities, the velocities continue the optimizer's own momentum.
 
     If compression, device or ranks per node differ, plan and thresholds are not restored.
     """
-    way.load_local_state(None if saved is None else saved.get("local"))
-    exchange = way.exchange
+    if isinstance(exchange, LocalSteps):
+        exchange.load_local_state(None if saved is None else saved.get("local"))
     if saved is None:
-        exchange.driven.load(
-            {}, {}, begun_velocities(exchange, step=exchange.steps), step=exchange.steps
-        )
+        step = exchange.steps.count
+        exchange.steps.load({}, {}, exchange.momentum.begin(exchange.parameters, step), step=step)
         return
     saved = taken_up(saved, exchange.conditions, is_rank0=exchange.world.rank == 0)
     if exchange.tuner is not None:
         exchange.restore_tuning(saved["tuning"], step=saved["step"])
-    exchange.driven.load(
+    exchange.steps.load(
         saved["residuals"],
         saved["states"],
-        saved.get("velocities") or begun_velocities(exchange, step=saved["step"]),
+        saved.get("velocities") or exchange.momentum.begin(exchange.parameters, saved["step"]),
         step=saved["step"],
         pending=saved.get("pending", not saved.get("waiting")),  # older files name layers
     )
     exchange.rates.load(saved["lrs"])
 
 
-def put_velocities_into(exchange: GradientExchange, state_dict: dict[str, Any]) -> None:
-    """Makes an optimizer's state dict hold this rank's velocities; see `Momentum.put_into`."""
-    exchange.momentum.put_into(state_dict, _velocities_of(exchange))
-
-
-def give_back_momentum(exchange: GradientExchange) -> None:
-    """Makes an optimizer's own momentum this rank's velocities; see `Momentum.give_back`."""
-    with torch.no_grad():
-        exchange.momentum.give_back(_velocities_of(exchange))
-
-
-def begun_velocities(exchange: GradientExchange, *, step: int) -> dict[str, torch.Tensor]:
-    """Returns velocities that begin from the optimizer's own momentum; see `Momentum.begin`."""
-    with torch.no_grad():
-        return exchange.momentum.begin(exchange.parameters, step=step)
-
-
-def _velocities_of(exchange: GradientExchange) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    for name, velocity in exchange.state.velocities():
-        yield exchange.parameters[name], velocity
-
-
-def adopt_progress(way: StepWay, rank: int) -> None:
+def adopt_progress(exchange: GradientExchange, rank: int) -> None:
     """Adopts the step and the plan of one rank; residuals stay. Collective.
 
     Call it after the optimizer's state was broadcast from that rank. Velocities stay if all ranks
@@ -207,23 +185,22 @@ def adopt_progress(way: StepWay, rank: int) -> None:
     adopted, and with them its count of random draws.
 
     Args:
-        way: The way of taking steps, between two of them.
+        exchange: The exchange, between two steps.
         rank: The rank in the whole job; if it has no part in the exchange, the first one that has.
     """
-    exchange = way.exchange
-    tuner, state = exchange.tuner, exchange.state
+    tuner, state = exchange.tuner, exchange.steps.state
     own = _Progress(
         job_rank=exchange.world.job_rank,
-        step=exchange.steps,
+        step=exchange.steps.count,
         tuning=None if tuner is None else tuner.state(),
         states={name: part.numpy() for name, part in state.sparsifier_states()},
-        pending=exchange.driven.pending,
-        begins=exchange.momentum.has_begun_at(exchange.steps),
+        pending=exchange.steps.pending,
+        begins=exchange.momentum.has_begun_at(exchange.steps.count),
     )
     reports: list[_Progress] = exchange.world.allgather_object(own, _Progress)
     source = next((at for at, one in enumerate(reports) if one.job_rank == rank), 0)
     theirs = reports[source]
-    mine = save(way)
+    mine = save(exchange)
     # At another step the count of draws differs, as on a rank that alone loaded an older state.
     alike = (theirs.step, theirs.tuning) == (mine["step"], mine["tuning"])
     found = mine["states"] if alike else {}
@@ -238,8 +215,9 @@ def adopt_progress(way: StepWay, rank: int) -> None:
     states = {name: torch.from_numpy(part) for name, part in theirs.states.items()}
     if exchange.momentum.moved and (not alike or own.begins or theirs.begins):
         common["velocities"] = {}
-    load(way, {**mine, **common, "states": {**states, **thresholds}})
-    way.adopt_local_state(mine["local"], source)
+    load(exchange, {**mine, **common, "states": {**states, **thresholds}})
+    if isinstance(exchange, LocalSteps):
+        exchange.adopt_local_state(mine["local"], source)
 
 
 def layers_of(exchange: GradientExchange) -> dict[str, int]:
@@ -247,33 +225,33 @@ def layers_of(exchange: GradientExchange) -> dict[str, int]:
     return {layer.name: layer.numel for layer in exchange.layers}
 
 
-def _mismatch(way: StepWay | None, saved: dict[str, Any]) -> str | None:
-    layers = {} if way is None else layers_of(way.exchange)
-    world = None if way is None else way.exchange.world
+def _mismatch(exchange: GradientExchange | None, saved: dict[str, Any]) -> str | None:
+    layers = {} if exchange is None else layers_of(exchange)
+    world = None if exchange is None else exchange.world
     mismatch = mismatch_of(saved, version=_VERSION, world=world, layers=layers)
     if mismatch is not None:
         return mismatch
-    assert way is not None
-    for name, residual in saved["residuals"].items():
-        fits = isinstance(residual, torch.Tensor) and residual.numel() == layers.get(name)
-        if not fits or residual.dtype != torch.float32:
-            return f"the saved residual of '{name}' is damaged"
-    numels = {name: param.numel() for name, param in way.exchange.parameters.items()}
-    for name, velocity in saved.get("velocities", {}).items():
-        fits = isinstance(velocity, torch.Tensor) and velocity.numel() == numels.get(name)
-        if not fits or velocity.dtype != torch.float32:
-            return f"the saved velocity of '{name}' is damaged, or of another model"
-    mismatch = _mismatch_of_interval(way, saved.get("local"), numels)
-    return mismatch or mismatch_of_unit(saved, way.exchange.conditions)
+    assert exchange is not None
+    numels = {name: param.numel() for name, param in exchange.parameters.items()}
+    for parts, numel_of, what, why in (
+        (saved["residuals"], layers, "residual", ""),
+        (saved.get("velocities", {}), numels, "velocity", ", or of another model"),
+    ):
+        for name, part in parts.items():
+            fits = isinstance(part, torch.Tensor) and part.numel() == numel_of.get(name)
+            if not fits or part.dtype != torch.float32:
+                return f"the saved {what} of '{name}' is damaged{why}"
+    mismatch = _mismatch_of_interval(exchange, saved.get("local"), numels)
+    return mismatch or mismatch_of_unit(saved, exchange.conditions)
 
 
 def _mismatch_of_interval(
-    way: StepWay, local: dict[str, Any] | None, numels: dict[str, int]
+    exchange: GradientExchange, local: dict[str, Any] | None, numels: dict[str, int]
 ) -> str | None:
     """Returns why the state of an interval of local steps does not fit; None if it does."""
     if local is None or not local.get("amid"):
         return None
-    if way.interval is None:
+    if not isinstance(exchange, LocalSteps):
         return (
             f"the state was saved amid an interval, {local['interval']['taken']} local steps after "
             "the ranks met, and the compression has no local_steps now"

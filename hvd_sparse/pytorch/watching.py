@@ -11,7 +11,7 @@ from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.pytorch.attachment import require_attachment
 from hvd_sparse.pytorch.forward import ForwardSteps
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange
-from hvd_sparse.pytorch.opaque import opaque
+from hvd_sparse.pytorch.hooks import opaque
 from hvd_sparse.stats.metrics import ScalarWriter, Sink, metrics_of, sink_of, summary_of
 
 # Number of entries whose squares are added up in float32, which takes a tenth of the time of
@@ -70,7 +70,7 @@ def watch(
             metrics |= _norms(exchange, optimizer)
         sink(metrics, last.step)
 
-    if norms and isinstance(require_attachment(optimizer).way, ForwardSteps):
+    if norms and isinstance(require_attachment(optimizer).exchange, ForwardSteps):
         raise UnsupportedError(
             "norms=True cannot be used with wait_in_forward: after step(), residuals and "
             "gradients are in flight"
@@ -103,7 +103,7 @@ def summary(optimizer: torch.optim.Optimizer) -> str:
 
 @torch.no_grad()
 def _norms(exchange: GradientExchange, optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    residual = _norm([part for _, part in exchange.state.residuals()])
+    residual = _norm([part for _, part in exchange.steps.state.residuals()])
     gradients = [
         param.grad
         for group in optimizer.param_groups

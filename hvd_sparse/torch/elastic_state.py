@@ -9,12 +9,14 @@ sync        builds that exchange, and gives it the residuals that the ranks hold
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from horovod.common.exceptions import HostsUpdatedInterrupt
 
 from hvd_sparse.pytorch.attachment import Attachment, attachment_of, require_attachment
+from hvd_sparse.pytorch.local_steps import LocalSteps
 from hvd_sparse.state.inheritance import checked_policy
 
 
@@ -44,10 +46,7 @@ def save(stock: Callable[..., Any], elastic_state: Any) -> None:
 def restore_optimizer(stock: Callable[..., Any], handler: Any) -> None:
     """Wraps OptimizerStateHandler.restore; the exchange may have failed in the middle of a step."""
     attachment = attachment_of(handler.value)
-    if attachment is None:
-        stock(handler)
-        return
-    with attachment.restoring():
+    with nullcontext() if attachment is None else attachment.restoring():
         stock(handler)
 
 
@@ -74,8 +73,8 @@ def check_host_updates(stock: Callable[..., Any], elastic_state: Any) -> None:
 def _meet(elastic_state: Any) -> None:
     """Ends intervals of local steps. Collective."""
     for attachment in _attachments(elastic_state):
-        if attachment.way is not None:
-            attachment.way.meet()
+        if isinstance(attachment.exchange, LocalSteps):
+            attachment.exchange.meet()
 
 
 def _attachments(elastic_state: Any) -> list[Attachment]:

@@ -28,7 +28,7 @@ from hvd_sparse.patching import replace
 from hvd_sparse.pytorch import state
 from hvd_sparse.pytorch.attachment import attachment_of
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange
-from hvd_sparse.pytorch.optimizer import distribute, live_ways
+from hvd_sparse.pytorch.optimizer import distribute, live_exchanges
 from hvd_sparse.ranks import lifecycle
 from hvd_sparse.torch.elastic_state import (
     check_host_updates,
@@ -102,23 +102,24 @@ def _broadcast_optimizer_state(stock: Callable[..., Any], *args: Any, **kwargs: 
     params = [param for group in optimizer.param_groups for param in group["params"]]
     kept = [(param, param.detach().clone(), param.grad) for param in params]
     with attachment.paused():
-        if attachment.exchange is not None:
-            state.give_back_momentum(attachment.exchange)
+        exchange = attachment.exchange
+        if exchange is not None:
+            exchange.momentum.give_back(exchange.velocities())
         result = stock(*args, **kwargs)
     with torch.no_grad():
         for param, value, grad in kept:
             param.copy_(value)
             param.grad = grad
-    if attachment.way is not None:
-        state.adopt_progress(attachment.way, bound.arguments["root_rank"])
+    if exchange is not None:
+        state.adopt_progress(exchange, bound.arguments["root_rank"])
     return result
 
 
 def _join(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if live_ways():
+    if live_exchanges():
         gc.collect()  # an optimizer that is no longer used does not count
-    ways = live_ways()
+    alive = live_exchanges()
     # Operations that a failed exchange has left behind in Horovod make a later join crash.
-    if ways or GradientExchange.any_ended_early:
-        lifecycle.refuse_join(ways, advice=" (drop_last, DistributedSampler)")
+    if alive or GradientExchange.any_ended_early:
+        lifecycle.refuse_join(alive, advice=" (drop_last, DistributedSampler)")
     return stock(*args, **kwargs)

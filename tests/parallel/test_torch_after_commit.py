@@ -174,8 +174,8 @@ def test_nothing_takes_memory_between_the_commit_and_the_averages(verdict, monke
         optimizer.step()
     exchange = attachment_of(optimizer).exchange
     # These are added to the next gradients, which are narrow.
-    assert any(part.any() for _, part in exchange.state.residuals())
-    mode, commit = TakesMemory(), exchange.driven.commit
+    assert any(part.any() for _, part in exchange.steps.state.residuals())
+    mode, commit = TakesMemory(), exchange.steps.commit
     seen = []
 
     def commit_and_look(refuse):
@@ -187,7 +187,7 @@ def test_nothing_takes_memory_between_the_commit_and_the_averages(verdict, monke
         seen.extend(mode.found)
 
     backward(CYCLE)
-    monkeypatch.setattr(exchange.driven, "commit", commit_and_look)
+    monkeypatch.setattr(exchange.steps, "commit", commit_and_look)
     monkeypatch.setattr(exchange, "_after_commit", look_no_more)
     optimizer.synchronize()
     assert seen == []

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.pytorch import optimizer as optimizers
+from hvd_sparse.pytorch import places
 from hvd_sparse.torch import replan, stats, tuning
 from hvd_sparse.tuning.tuner import Stage
 from tests.device_time import LateEvent
@@ -130,7 +130,7 @@ def test_with_other_nodes_residuals_go_on_and_the_plan_does_not(verdict, caplog)
 @several_ranks
 def test_gradients_of_a_device_are_tuned_by_its_own_time(verdict, monkeypatch):
     verdict(sparse=True)
-    monkeypatch.setattr(optimizers, "place_of", lambda _, exchange: LateDevice(exchange))
+    monkeypatch.setattr(places, "place_of", lambda _, exchange: LateDevice(exchange))
     asked, backward = [], Toy.backward
 
     def watched(model, gradients):

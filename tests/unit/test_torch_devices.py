@@ -13,11 +13,12 @@ from hvd_sparse.compression import Layers
 from hvd_sparse.compression.buckets import Layer
 from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.exchange.exchange import Exchange
+from hvd_sparse.exchange.reduction import Reduction
 from hvd_sparse.places.device_clock import DeviceClock
 from hvd_sparse.places.step_clock import CpuClock, StepClock
 from hvd_sparse.pytorch.devices import StepStream, check_device, common_device, current_stream
 from hvd_sparse.pytorch.places import OnDevice, place_of
-from hvd_sparse.pytorch.settings import check_dense, check_devices
+from hvd_sparse.pytorch.settings import Settings, check_dense, check_devices
 from hvd_sparse.torch import LAGS, Dense, ThreeLC, TopK
 from hvd_sparse.torch.host import HorovodHost
 from hvd_sparse.tuning.measure import measure_machine
@@ -38,18 +39,28 @@ def test_parameters_lie_on_one_device():
         common_device([on_cpu, elsewhere])
 
 
+def settings_of(named, compression):
+    return Settings(
+        compression=compression,
+        backward_passes_per_step=1,
+        reduction=Reduction(averages=True, gradient_predivide_factor=1.0),
+        sparse_as_dense=False,
+        named=named,
+    )
+
+
 def test_sums_of_a_node_are_refused_on_a_device_before_anything_is_planned():
     compression = LAGS(collective="hierarchical")
     elsewhere = [("b", torch.zeros(1, device="meta"))]
-    check_devices([("a", torch.zeros(1))], compression)
+    check_devices(settings_of([("a", torch.zeros(1))], compression))
     for taken in (LAGS(), Dense(), ThreeLC()):
-        check_devices(elsewhere, taken)
+        check_devices(settings_of(elsewhere, taken))
     with pytest.raises(UnsupportedError, match="'hierarchical' takes no gradients of device 'me"):
-        check_devices(elsewhere, compression)
+        check_devices(settings_of(elsewhere, compression))
 
 
 def check_on_horovod(named, compression):
-    check_dense(named, compression, HorovodHost())
+    check_dense(settings_of(named, compression), HorovodHost())
 
 
 def test_a_horovod_without_gpus_is_named_where_gradients_travel_dense(monkeypatch):

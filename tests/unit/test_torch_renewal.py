@@ -10,9 +10,9 @@ import torch
 from hvd_sparse.compression import LAGS
 from hvd_sparse.errors import HvdSparseError, UnavailableError
 from hvd_sparse.pytorch import renewal as module
-from hvd_sparse.pytorch.inheritance import Successor
 from hvd_sparse.pytorch.learning_rates import LearningRates
-from hvd_sparse.pytorch.renewal import Renewal
+from hvd_sparse.pytorch.local_steps import LocalSteps
+from hvd_sparse.pytorch.renewal import Renewal, Successor
 from hvd_sparse.pytorch.slots import Slot
 from hvd_sparse.torch import host as horovod_host
 from hvd_sparse.torch.host import HorovodHost
@@ -68,64 +68,63 @@ def test_after_a_shutdown_it_is_built_anew(built):
     assert built == [1, 1]
 
 
-def way_of(param: torch.Tensor) -> SimpleNamespace:
-    """Returns a single rank's way, reduced to the parts that are given up and inherited."""
+def exchange_of(param: torch.Tensor) -> LocalSteps:
+    """Returns a single rank's exchange, reduced to the parts that are given up and inherited."""
     optimizer = torch.optim.SGD([param], lr=0.5)
     loaded = []
 
     def load(residuals, states, velocities, *, step):
         loaded.append((residuals, states, velocities, step))
 
-    exchange = SimpleNamespace(
-        conditions={},
-        optimizer=optimizer,  # the rates do not keep it alive
-        world=SimpleNamespace(rank=0, size=1, allgather_object=lambda thing, kind: [thing]),
-        layers=(),
-        parameters={},
-        steps=0,
-        state=SimpleNamespace(velocities=lambda: iter(())),
-        momentum=SimpleNamespace(begin=lambda parameters, step: {}, give_back=list),
-        driven=SimpleNamespace(load=load, loaded=loaded),
-        rates=LearningRates(optimizer, LAGS()),
-        stats=None,
-    )
     adopted = []
 
     def adopt_local_state(saved, source):
         adopted.append((saved, source))
 
-    return SimpleNamespace(
-        exchange=exchange,
+    exchange = object.__new__(LocalSteps)
+    vars(exchange).update(
+        conditions={},
+        optimizer=optimizer,  # the rates do not keep it alive
+        world=SimpleNamespace(rank=0, size=1, allgather_object=lambda thing, kind: [thing]),
+        layers=(),
+        parameters={},
+        momentum=SimpleNamespace(begin=lambda parameters, step: {}, give_back=list),
+        steps=SimpleNamespace(
+            count=0, state=SimpleNamespace(velocities=list), load=load, loaded=loaded
+        ),
+        rates=LearningRates(optimizer, LAGS()),
+        stats=None,
         close=lambda: None,
         load_local_state=lambda saved: None,
         adopt_local_state=adopt_local_state,
         adopted=adopted,
     )
+    return exchange
 
 
 def test_whoever_was_seen_to_clip_clips_in_the_next_world_too(built, monkeypatch):
     param = torch.nn.Parameter(torch.ones(3))
     monkeypatch.setattr(module.state, "save", lambda _: None)  # for ranks that hold nothing
-    renewal = Renewal(lambda: way_of(param), [param], HorovodHost(ProcessSet(2)))
+    renewal = Renewal(lambda: exchange_of(param), [param], HorovodHost(ProcessSet(2)))
     for clips in (False, True):
         renewal.renew()
-        assert renewal.way.exchange.rates.followed
+        assert renewal.exchange.rates.followed
         if clips:
-            renewal.way.exchange.rates.clipping_seen()
+            renewal.exchange.rates.clipping_seen()
         renewal.close()
     renewal.renew()
-    assert not renewal.way.exchange.rates.followed
+    assert not renewal.exchange.rates.followed
 
 
 def test_residuals_that_were_shared_out_follow_the_rate_from_where_it_was():
     param = torch.nn.Parameter(torch.ones(3))
-    way = way_of(param)
-    successor = Successor(way, HorovodHost(ProcessSet(2)))
+    exchange = exchange_of(param)
+    successor = Successor(exchange, HorovodHost(ProcessSet(2)))
     successor.begin({}, steps=7, rates={"w": 1.0})
     successor.adopt({"local": {"amid": False}}, 1)
-    assert way.adopted == [({"amid": False}, 1)]
-    assert way.exchange.driven.loaded == [({}, {}, {}, 7)]
-    assert way.exchange.rates.decays([Slot("w", param, 1)]) == [2.0]
+    assert exchange.adopted == [({"amid": False}, 1)]
+    assert exchange.steps.loaded == [({}, {}, {}, 7)]
+    assert exchange.rates.decays([Slot("w", param, 1)]) == [2.0]
 
 
 def test_without_horovod_it_is_refused(built, monkeypatch):

@@ -1,4 +1,4 @@
-"""Runs the exchange before anything else that an optimizer's step runs.
+"""Hooks on parameters and around an optimizer's step: they keep nothing alive, nor are compiled.
 
 PyTorch wraps `step` of a class when an optimizer is constructed, and marks it as `hooked`. A hooked
 step calls the global pre-hooks first, then those of the instance, each in the order of
@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.optim import optimizer as torch_optimizer
+from torch.utils.hooks import RemovableHandle
 
 from hvd_sparse.errors import UnsupportedError
-from hvd_sparse.pytorch.opaque import opaque
 
-ATTRIBUTE = "_hvd_sparse"  # of an optimizer: its AroundStep
+_F = TypeVar("_F", bound=Callable[..., object])
+
+# Of an optimizer: an object with `before_step`, which returns the new arguments of step(), the
+# optimizer among them, or None; and `after_step`.
+ATTRIBUTE = "_hvd_sparse"
 
 # Optimizer.__init__ creates these dictionaries, in which a sparse exchange registers hooks.
 _DICTIONARIES = (
@@ -31,14 +36,31 @@ _DICTIONARIES = (
 )
 
 
-class AroundStep(Protocol):
-    """The calls before and after each step of one optimizer."""
+def opaque(function: _F) -> _F:
+    """Returns `function` such that it and everything that it calls are never compiled.
 
-    def before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Returns the new arguments of step(), the optimizer among them, or None."""
+    Compiled code that calls it breaks its graph there. Do not use it as a decorator: it imports
+    torch._dynamo, which takes seconds unless an optimizer was constructed before.
+    """
+    return cast(_F, torch.compiler.disable(function))  # type: ignore[no-untyped-call]
 
-    def after_step(self) -> None:
-        """Called after the parameters have been updated."""
+
+def calling(method: Callable[..., object], *args: object) -> Callable[[torch.Tensor], None]:
+    """Returns a hook for parameters that calls a method, and does not keep its object alive."""
+    reference = weakref.WeakMethod(method)
+
+    def hook(_: torch.Tensor) -> None:
+        alive = reference()
+        if alive is not None:
+            alive(*args)
+
+    return opaque(hook)
+
+
+def remove(hooks: Sequence[RemovableHandle]) -> None:
+    """Removes hooks from their parameters."""
+    for one in hooks:
+        one.remove()
 
 
 def check_hooks(optimizer: torch.optim.Optimizer) -> None:
@@ -105,10 +127,9 @@ def _before_hook() -> Callable[..., Any]:
 def _before_step(
     optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    around: AroundStep | None = getattr(optimizer, ATTRIBUTE, None)
+    around = getattr(optimizer, ATTRIBUTE, None)
     return None if around is None else around.before_step(args, kwargs)
 
 
 def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    around: AroundStep = getattr(optimizer, ATTRIBUTE)
-    around.after_step()
+    getattr(optimizer, ATTRIBUTE).after_step()
