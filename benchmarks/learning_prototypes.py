@@ -26,6 +26,8 @@ import torch
 from learning_methods import WARMUP, OverHorovod, Setup
 from torch import nn
 
+from hvd_sparse.schedules import Warmup
+
 FRONTS = ("gradient", "momentum", "adam")
 SECONDS = ("behind", "aged", "own", "own/P", "frozen")
 MOST_STEPS_OF_ADAM = 10.0  # what one entry may move by at once, in learning rates, where aged
@@ -56,7 +58,7 @@ class Prototype(OverHorovod):
         super().__init__(setup)
         self._package = hvd_sparse
         self._density, self._collective = density, collective
-        self._warmup = hvd_sparse.Warmup(steps=warmup, densities=WARMUP) if warmup else None
+        self._warmup = Warmup(steps=warmup, densities=WARMUP) if warmup else None
         self.dense_steps = dense_steps
         every = [one for one in setup.model.parameters() if one.requires_grad]
         defaults = hvd_sparse.TopK()

@@ -42,12 +42,12 @@ def save(
     optimizer: torch.optim.Optimizer,
     extra: dict[str, Any],
 ) -> None:
-    """Writes a checkpoint; see `save_checkpoint`. `host`: that of all ranks of the job."""
+    """Writes a checkpoint with `host`, that of all ranks; see `TorchExchange.save_checkpoint`."""
     refuse_if_busy(optimizer, "save_checkpoint()")
     job = Job(host.world())
     with job.fail_together(InvalidArgumentError):
         checked_folder(folder)
-        _check_parts(model, optimizer)
+        _check_model(model)
         _check_extra(extra)
     way = _way_of(optimizer)
     whole = optimizer.state_dict()
@@ -76,14 +76,14 @@ def load(
     *,
     residuals: str,
 ) -> dict[str, Any] | None:
-    """Loads what `save` wrote; see `load_checkpoint`. `host`: that of all ranks of the job."""
+    """Loads what `save` wrote, with the same `host`; see `TorchExchange.load_checkpoint`."""
     refuse_if_busy(optimizer, "load_checkpoint()")
     job = Job(host.world())
     policy = ""
     with job.fail_together(InvalidArgumentError):
         policy = checked_policy(residuals)
         checked_folder(folder)
-        _check_parts(model, optimizer)
+        _check_model(model)
     job.agree("load_checkpoint", residuals=policy)
     way, device = _way_of(optimizer), _device_of(optimizer)
     found = job.find(folder)
@@ -183,13 +183,9 @@ def refuse_if_busy(optimizer: object, call: str) -> None:
         attachment.refuse_if_busy(call)
 
 
-def _check_parts(model: object, optimizer: object) -> None:
-    for value, kind, wanted in (
-        (model, torch.nn.Module, "model must be a torch.nn.Module"),
-        (optimizer, torch.optim.Optimizer, "optimizer must be a torch.optim.Optimizer"),
-    ):
-        if not isinstance(value, kind):
-            raise InvalidArgumentError(f"{wanted}, got {type(value).__name__}")
+def _check_model(model: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
 
 
 def _check_extra(extra: dict[str, Any]) -> None:

@@ -10,7 +10,8 @@ import torch
 
 from hvd_sparse.errors import ExchangeFailedError, InvalidArgumentError
 from hvd_sparse.pytorch.attachment import attachment_of
-from hvd_sparse.torch import LAGS, TopK, Warmup
+from hvd_sparse.schedules import Warmup
+from hvd_sparse.torch import LAGS, TopK
 from tests.parallel.torch_ranks import (
     Toy,
     assert_same_on_all_ranks,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hvd_sparse.errors import NonFiniteGradientError
-from hvd_sparse.torch import Dense, stats
+from hvd_sparse.torch import Dense
 from tests.gpus import DEVICE
 from tests.parallel.forward_training import several
 from tests.parallel.torch_ranks import (
@@ -40,7 +40,7 @@ def train(compression, *, steps=5, dtype=torch.float32, **options):
         optimizer.zero_grad()
     kept = residuals(optimizer)
     assert_same_on_all_ranks(model.parameters())
-    return [p.detach().clone() for p in model.parameters()], kept, stats(optimizer).last
+    return [p.detach().clone() for p in model.parameters()], kept, optimizer.exchange.stats.last
 
 
 @several

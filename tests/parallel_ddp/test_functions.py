@@ -11,17 +11,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hvd_sparse.ddp import (
     LAGS,
+    Exchange,
     GTopK,
     TopK,
     attach,
     host,
-    mark_step,
-    replan,
     sparse_allreduce,
-    stats,
-    summary,
-    tuning,
-    watch,
 )
 from hvd_sparse.errors import (
     ExchangeFailedError,
@@ -174,28 +169,31 @@ def test_the_functions_of_an_optimizer_are_those_of_horovods_interface(framework
     ddp = DistributedDataParallel(Toy().to(DEVICE))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     attach(ddp, optimizer, LAGS(min_numel=64, warmup=None, momentum_correction=0))
-    first, told = tuning(optimizer).stage, []
-    watch(optimizer, lambda metrics, step: told.append((step, metrics)), every=4, norms=True)
+    first, told = optimizer.exchange.tuning.stage, []
+    optimizer.exchange.watch(
+        lambda metrics, step: told.append((step, metrics)), every=4, norms=True
+    )
     for step in range(12):
-        mark_step(optimizer, f"step {step}")
+        optimizer.exchange.mark_step(f"step {step}")
         optimizer.zero_grad()
         gradients = framework.integer_gradients(step)
         ddp({name: torch.from_numpy(one).to(DEVICE) for name, one in gradients.items()}).backward()
         optimizer.step()
     assert [step for step, _ in told] == [0, 4, 8]
     assert told[-1][1]["residual_norm"] >= 0
-    assert stats(optimizer).total.steps == 12
-    assert "12 steps" in summary(optimizer)
-    assert tuning(optimizer).stage is not first
-    replan(optimizer)
-    assert tuning(optimizer).stage is first
+    assert optimizer.exchange.stats.total.steps == 12
+    assert "12 steps" in optimizer.exchange.summary()
+    assert optimizer.exchange.tuning.stage is not first
+    optimizer.exchange.replan()
+    assert optimizer.exchange.tuning.stage is first
 
 
 def test_a_plain_optimizer_has_no_exchange():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
-    for look in (stats, summary, tuning):
+    exchange = Exchange(optimizer)
+    for look in (lambda: exchange.stats, exchange.summary, lambda: exchange.tuning):
         with pytest.raises(InvalidArgumentError, match="has no sparse compression"):
-            look(optimizer)
+            look()
 
 
 @pytest.mark.usefixtures("several_ranks")

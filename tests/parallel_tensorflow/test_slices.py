@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.ranks import messages
+from hvd_sparse.schedules import Warmup
 from hvd_sparse.sparsifiers import HardThreshold
-from hvd_sparse.tensorflow import LAGS, GaussianK, GTopK, TopK, Warmup, prepare
+from hvd_sparse.tensorflow import LAGS, GaussianK, GTopK, TopK, prepare
 from hvd_sparse.tensorflow.blueprint import Blueprint, BlueprintRecord, Template
 from hvd_sparse.tensorflow.registry import find_exchange
 from hvd_sparse.tensorflow.settings import Settings
