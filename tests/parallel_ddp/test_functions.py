@@ -188,6 +188,20 @@ def test_the_functions_of_an_optimizer_are_those_of_horovods_interface(framework
     assert optimizer.exchange.tuning.stage is first
 
 
+@pytest.mark.usefixtures("several_ranks")
+def test_the_handle_goes_on_when_a_module_is_attached_again():
+    net = torch.nn.Linear(30, 40).to(DEVICE)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    handles = []
+    for steps in (1, 2):
+        ddp = DistributedDataParallel(net)
+        handles.append(attach(ddp, optimizer, TopK(min_numel=64)))
+        ddp(torch.ones(2, 30, device=DEVICE)).sum().backward()
+        optimizer.step()
+        assert optimizer.exchange is handles[-1]
+        assert [one.stats.total.steps for one in handles] == [steps] * len(handles)
+
+
 def test_a_plain_optimizer_has_no_exchange():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
     exchange = Exchange(optimizer)

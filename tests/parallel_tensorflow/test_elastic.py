@@ -110,6 +110,7 @@ def test_a_traced_function_goes_on_with_the_exchange_that_follows(compression):
     assert find_exchange(job.variables) is not former
     assert same(job.residuals(), before)
     assert find_exchange(job.variables).steps == 3
+    assert Exchange(job.variables).stats.total.steps == 3
     for number in range(3, 6):
         job.check_law(number)
     assert job.traced == traced

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from hvd_sparse.errors import InvalidArgumentError, UnavailableError, UnsupportedError
+from hvd_sparse.stats.step_stats import Stats
 from hvd_sparse.tensorflow import LAGS, Exchange, TopK, ops, prepare
 from tests.framework_laws import exactness, laws_in, same_bits
 from tests.parallel_tensorflow.every_place import device, mode
@@ -142,6 +143,32 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, device):
         for one, other in zip(found, averages, strict=True):
             assert np.array_equal(one, other)
     assert len(Exchange(resumed).residual_variables) == len(prepared)  # no other exchange was built
+
+
+@alone
+@pytest.mark.parametrize("traced", [False, True])
+def test_every_new_tape_finds_the_exchange_of_its_variables(traced, own_exchanges):
+    variables, handles = make_variables(), []
+    exchange = Exchange(variables)
+    assert exchange.stats == Stats()
+    assert exchange.summary().startswith("nothing was exchanged")
+
+    def step(gradients):
+        with tf.GradientTape() as tape:
+            loss = loss_of(variables, gradients)
+        tape = hvd.DistributedGradientTape(tape, compression=TopK(density=0.05, **SMALL))
+        handles.append(tape.exchange)
+        return tape.gradient(loss, variables)
+
+    step, sent = tf.function(step) if traced else step, 0
+    for number in range(3):
+        step(integer_gradients(variables, number))
+        sent += exchange.stats.last.bytes_sent
+        for one in (exchange, handles[-1]):
+            assert (one.stats.last.step, one.stats.total.steps) == (number, number + 1)
+    assert exchange.stats.total.bytes_sent == sent > 0
+    assert exchange.summary().startswith("3 steps, 3 of them sparse: ")
+    assert "waiting" not in exchange.summary()
 
 
 def test_residual_variables_of_what_was_never_exchanged_are_refused():
