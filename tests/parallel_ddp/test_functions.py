@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import timedelta
 
 import pytest
 import torch
@@ -200,6 +201,12 @@ def test_the_handle_goes_on_when_a_module_is_attached_again():
         optimizer.step()
         assert optimizer.exchange is handles[-1]
         assert [one.stats.total.steps for one in handles] == [steps] * len(handles)
+
+
+def test_the_timeout_of_a_group_is_known():
+    group = dist.new_group(timeout=timedelta(seconds=77))
+    assert host.GroupHost(group).timeout == host.GroupHost(group).world().timeout == 77
+    assert host.GroupHost().timeout == 1800  # Gloo's default
 
 
 def test_a_plain_optimizer_has_no_exchange():
