@@ -123,7 +123,7 @@ def test_ranks_meet_early_and_lend_the_common_weights():
     with optimizer.exchange.common_weights():
         assert not np.any(variable.numpy())
     assert np.array_equal(variable.numpy(), -given)
-    with pytest.raises(InvalidArgumentError, match=r"call meet\(optimizer\) first"):
+    with pytest.raises(InvalidArgumentError, match=r"call optimizer.exchange.meet\(\) first"):
         optimizer.exchange.save_checkpoint("/nowhere", [variable])
     optimizer.exchange.meet()
     assert_same_on_all_ranks(variable)
