@@ -19,6 +19,7 @@ from typing import Any
 
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
+from hvd_sparse.local_steps import Outer
 from tests.jobs.elastic_witness import Witness
 
 STEPS_EACH = 8
@@ -46,7 +47,7 @@ def presets(module: Any) -> dict[str, Any]:
         "ternary": module.ThreeLC(min_numel=1),
         "adaptive": module.LAGS(density=0.05, min_numel=1),
         "local": module.TopK(
-            density=0.25, min_numel=1, local_steps=3, outer=module.Outer(lr=0.7, momentum=0.5)
+            density=0.25, min_numel=1, local_steps=3, outer=Outer(lr=0.7, momentum=0.5)
         ),
     }
 
