@@ -18,7 +18,7 @@ from torch import nn
 
 from hvd_sparse.compression import Compression, Layers
 from hvd_sparse.exchange import launch_order
-from hvd_sparse.torch import Dense, TopK, stats
+from hvd_sparse.torch import Dense, TopK
 
 BLOCK = 6  # steps of a variant in one turn
 WIDTH = 1000  # of a layer's weight
@@ -87,14 +87,14 @@ class Variant:
     def turn(self) -> None:
         """Takes a block of steps; notes the mean time from one step's end to the next."""
         ends = []
-        before = stats(self._optimizer).total
+        before = self._optimizer.exchange.stats.total
         for _ in range(BLOCK):
             self.model(torch.zeros(1, requires_grad=True)).backward()
             self._optimizer.step()
             ends.append(time.perf_counter())
             self._optimizer.zero_grad()
         self.seconds.append((ends[-1] - ends[0]) / (BLOCK - 1))
-        after = stats(self._optimizer).total
+        after = self._optimizer.exchange.stats.total
         steps = after.steps - before.steps
         self.waits.append((after.wait_seconds - before.wait_seconds) / steps)
         self._optimizer.state_dict()  # the next turn is another variant's

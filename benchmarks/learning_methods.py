@@ -174,10 +174,10 @@ class Dense(Through):
         super().__init__(setup, hvd.Compression.fp16 if fp16 else hvd.Compression.none)
 
 
-def report_of(package: Any, optimizer: Any) -> dict[str, Any]:
-    """The summary and the tuning of an exchange of hvd_sparse.torch or hvd_sparse.ddp."""
-    told: dict[str, Any] = {"summary": package.summary(optimizer)}
-    tuned = package.tuning(optimizer)
+def report_of(optimizer: Any) -> dict[str, Any]:
+    """The summary and the tuning of an optimizer's exchange."""
+    told: dict[str, Any] = {"summary": optimizer.exchange.summary()}
+    tuned = optimizer.exchange.tuning
     return told if tuned is None else told | {"tuning": str(tuned)}
 
 
@@ -191,25 +191,24 @@ class Sparse(Through):
     """
 
     def __init__(self, setup: Setup, *, mode: str, warmup: int = 0) -> None:
-        import hvd_sparse.torch as hvd_sparse
+        import hvd_sparse.torch  # noqa: F401  # teaches Horovod sparse compressions
 
         compression = compression_of(mode)
         if warmup:
             schedule = Warmup(steps=warmup, densities=WARMUP)
             compression = replace(compression, warmup=schedule)
         super().__init__(setup, compression, has_momentum=not compression.feedback.own_momentum)
-        self._package = hvd_sparse
         self._is_local = compression.is_local
 
     def step(self, batch: Batch) -> torch.Tensor:
         loss = super().step(batch)
         if self._is_local:
-            self._package.report_loss(self.optimizer, loss)
+            self.optimizer.exchange.report_loss(loss)
         return loss
 
     def update(self) -> None:
         super().update()
-        last = self._package.stats(self.optimizer).last
+        last = self.optimizer.exchange.stats.last
         if last is not None and last.buckets:
             self.facts = {"density": last.density_reached}
             if last.quality is not None and last.quality.compression_error is not None:
@@ -221,7 +220,7 @@ class Sparse(Through):
             yield model
 
     def report(self) -> dict[str, Any]:
-        return report_of(self._package, self.optimizer)
+        return report_of(self.optimizer)
 
 
 class Average(OverHorovod):
@@ -274,14 +273,13 @@ class Hooked(DDP):
     """
 
     def __init__(self, setup: Setup, *, mode: str) -> None:
-        import hvd_sparse.ddp as hvd_sparse
+        from hvd_sparse.ddp import attach
 
         super().__init__(setup)
-        self._package = hvd_sparse
-        hvd_sparse.attach(self._wrapped, self.optimizer, compression_of(mode))
+        attach(self._wrapped, self.optimizer, compression_of(mode))
 
     def report(self) -> dict[str, Any]:
-        return report_of(self._package, self.optimizer)
+        return report_of(self.optimizer)
 
 
 class PostLocal(DDP):

@@ -32,7 +32,7 @@ def main(
     import horovod.torch as hvd
     import torch
 
-    from hvd_sparse.torch import LAGS, replan, tuning
+    from hvd_sparse.torch import LAGS
 
     hvd.init()
     if hvd.size() < 2:
@@ -55,9 +55,9 @@ def main(
     for _ in range(repetitions):
         hvd.barrier()
         begin = time.perf_counter()
-        replan(optimizer)
+        optimizer.exchange.replan()
         took.append(longest(time.perf_counter() - begin))
-        tuned = tuning(optimizer)
+        tuned = optimizer.exchange.tuning
         assert tuned is not None  # there are several ranks, and LAGS is adaptive
         found = tuned.network
         verified &= len(set(hvd.allgather_object(repr(found), name="found"))) == 1

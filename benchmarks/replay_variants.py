@@ -18,7 +18,6 @@ from replayed import Parameter, ReplayedModule, Training
 from tuned import Settling, settle
 
 from hvd_sparse.pytorch.attachment import attachment_of
-from hvd_sparse.pytorch.optimizer import stats
 
 SAMPLED = 50_000  # entries of the largest tensor in which conservation is checked
 LEARNING_RATE = 0.1
@@ -209,7 +208,7 @@ class Variant(ABC):
             return 0.0
         if not self.sparse:
             return None
-        last = stats(self.optimizer).last
+        last = self.optimizer.exchange.stats.last
         return 0.0 if last is None else last.bytes_sent + self._in_a_ring(last.dense_bytes)
 
     def verify(self) -> bool:

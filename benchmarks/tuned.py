@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hvd_sparse.planning.explanation import explain
-from hvd_sparse.pytorch.tuning import tuning
 from hvd_sparse.tuning import tuner
 from hvd_sparse.tuning.tuner import Stage
 
@@ -76,7 +75,7 @@ def settle(optimizer: Any, step: Callable[[], object]) -> Settling | None:
         is alone.
     """
     begin, steps = time.perf_counter(), 0
-    while (found := tuning(optimizer)) is not None and found.stage is not Stage.SETTLED:
+    while (found := optimizer.exchange.tuning) is not None and found.stage is not Stage.SETTLED:
         step()
         steps += 1
     if found is None:

@@ -70,7 +70,7 @@ def train(width: int, depth: int, batch: int, steps: int, json_file: Path | None
     import torch
     from torch.utils.tensorboard import SummaryWriter
 
-    from hvd_sparse.torch import LAGS, watch
+    from hvd_sparse.torch import LAGS
 
     hvd.init()
     torch.set_num_threads(1)
@@ -80,9 +80,9 @@ def train(width: int, depth: int, batch: int, steps: int, json_file: Path | None
     trace = Path(tempfile.mkdtemp()) / "trace.json"
     watches: dict[str, Callable[[Any], None]] = {
         BARE: lambda optimizer: None,
-        "a function": lambda optimizer: watch(optimizer, counter),
-        "TensorBoard": lambda optimizer: watch(optimizer, plain),
-        "TensorBoard, norms": lambda optimizer: watch(optimizer, with_norms, norms=True),
+        "a function": lambda optimizer: optimizer.exchange.watch(counter),
+        "TensorBoard": lambda optimizer: optimizer.exchange.watch(plain),
+        "TensorBoard, norms": lambda optimizer: optimizer.exchange.watch(with_norms, norms=True),
         TRACED: lambda optimizer: None,
     }
     copies = {}

@@ -23,15 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hvd_sparse.compression import Feedback, Warmup
-from hvd_sparse.torch import (
-    LAGS,
-    GaussianK,
-    GTopK,
-    TopK,
-    load_checkpoint,
-    save_checkpoint,
-    stats,
-)
+from hvd_sparse.torch import LAGS, GaussianK, GTopK, TopK
 
 DENSE = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
 SPARSE = {"topk": TopK, "gtopk": GTopK, "gaussiank": GaussianK, "lags": LAGS}
@@ -106,7 +98,7 @@ def resume(
     """Loads the checkpoint that --checkpoint names; returns the epoch to begin with."""
     extra = None
     if args.checkpoint is not None:
-        extra = load_checkpoint(args.checkpoint, model, optimizer)
+        extra = optimizer.exchange.load_checkpoint(args.checkpoint, model)
     if extra is None:
         return 0
     schedule.load_state_dict(extra["schedule"])
@@ -128,8 +120,8 @@ def save(
 ) -> None:
     """Saves everything that the next epoch needs, if --checkpoint says so."""
     if args.checkpoint is not None:
-        save_checkpoint(
-            args.checkpoint, model, optimizer, epoch=epoch + 1, schedule=schedule.state_dict()
+        optimizer.exchange.save_checkpoint(
+            args.checkpoint, model, epoch=epoch + 1, schedule=schedule.state_dict()
         )
 
 
@@ -188,7 +180,7 @@ class TrainingLog:
         if self._args.compression in DENSE:
             width = 2 if self._args.compression == "fp16" else 4
             return ring * width * self._parameters, 1.0
-        last = stats(self._optimizer).last
+        last = self._optimizer.exchange.stats.last
         if last is None:  # a single rank exchanges nothing
             return 0.0, 1.0
         density = last.density_reached if last.buckets else 1.0

@@ -16,7 +16,7 @@ from digits_data import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from hvd_sparse.ddp import LAGS, summary
+from hvd_sparse.ddp import LAGS
 from hvd_sparse.ddp.accelerate import attach_prepared
 
 parser = argparse.ArgumentParser(
@@ -50,7 +50,7 @@ def main() -> None:
     )
     # Adaptive, LAGS would find out that dense gradients of so small a model are faster.
     compression = LAGS(density=0.05, adaptive=False)
-    attach_prepared(accelerator, model, optimizer, compression, residuals=args.residuals)
+    exchange = attach_prepared(accelerator, model, optimizer, compression, residuals=args.residuals)
 
     first = 0
     if args.resume is not None:
@@ -76,7 +76,7 @@ def main() -> None:
         right = (net(images).argmax(1) == labels).float().mean()
         weights = nn.utils.parameters_to_vector(net.parameters())
     equal = bool((accelerator.gather(weights[None]) == weights).all())
-    accelerator.print(summary(optimizer.optimizer))
+    accelerator.print(exchange.summary())
     accelerator.print(f"test accuracy {100 * right:.1f} %; weights equal on all ranks: {equal}")
     accelerator.end_training()
 

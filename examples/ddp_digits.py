@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from hvd_sparse.ddp import LAGS, attach, load_checkpoint, save_checkpoint, summary
+from hvd_sparse.ddp import LAGS, Exchange, attach
 
 parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
@@ -87,12 +87,14 @@ def main() -> None:
 
     model = DistributedDataParallel(Net(), bucket_cap_mb=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    if not args.dense:
-        attach(model, optimizer, LAGS(density=args.density))
+    if args.dense:
+        exchange = Exchange(optimizer)  # which can be saved and loaded all the same
+    else:
+        exchange = attach(model, optimizer, LAGS(density=args.density))
 
     first = 0
     if args.checkpoint:
-        saved = load_checkpoint(args.checkpoint, model, optimizer)
+        saved = exchange.load_checkpoint(args.checkpoint, model)
         first = 0 if saved is None else saved["epoch"] + 1
     for epoch in range(first, args.epochs):
         sampler.set_epoch(epoch)
@@ -102,13 +104,13 @@ def main() -> None:
             loss.backward()
             optimizer.step()
         if args.checkpoint:
-            save_checkpoint(args.checkpoint, model, optimizer, epoch=epoch)
+            exchange.save_checkpoint(args.checkpoint, model, epoch=epoch)
         if dist.get_rank() == 0:
             share = accuracy(model.module, test_data)
             print(f"epoch {epoch}: loss {loss.item():.3f}, {share:.1%} of the test images")
 
     if dist.get_rank() == 0 and not args.dense:
-        print(summary(optimizer))
+        print(exchange.summary())
     dist.destroy_process_group()
 
 

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from hvd_sparse.ddp import LAGS, summary
+from hvd_sparse.ddp import LAGS
 from hvd_sparse.ddp.lightning import SparseDDPStrategy
 
 parser = argparse.ArgumentParser(
@@ -55,7 +55,7 @@ class Digits(lightning.LightningModule):
         images, labels = (torch.from_numpy(part) for part in load_digits(seed=0)[1])
         right = (self.net(images).argmax(1) == labels).float().mean()
         if self.trainer.is_global_zero:
-            print(summary(self.trainer.optimizers[0]))
+            print(self.trainer.optimizers[0].exchange.summary())
             print(f"test accuracy {100 * right:.1f} %; weights equal on all ranks: {equal}")
 
 

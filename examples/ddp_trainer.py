@@ -13,7 +13,7 @@ from digits_data import Images, load_digits
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
-from hvd_sparse.ddp import LAGS, summary
+from hvd_sparse.ddp import LAGS
 from hvd_sparse.ddp.trainer import SparseExchange
 
 parser = argparse.ArgumentParser(
@@ -80,7 +80,7 @@ def main() -> None:
         right = (net(images, labels)["logits"].argmax(1) == labels).float().mean()
         weights = nn.utils.parameters_to_vector(net.parameters())
     equal = bool((trainer.accelerator.gather(weights[None]) == weights).all())
-    trainer.accelerator.print(summary(trainer.optimizer.optimizer))
+    trainer.accelerator.print(trainer.exchange.summary())
     trainer.accelerator.print(
         f"test accuracy {100 * right:.1f} %; weights equal on all ranks: {equal}"
     )

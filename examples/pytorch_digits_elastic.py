@@ -17,8 +17,6 @@ import torch.nn.functional as F
 from pytorch_digits import Net, accuracy, load_digits
 from torch.utils.data import DataLoader
 
-from hvd_sparse.torch import elastic_residuals
-
 parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
 )
@@ -47,7 +45,7 @@ def main() -> None:
         compression=common.compression(args, steps_per_epoch=len(loader)),
     )
     if args.compression in common.SPARSE:
-        elastic_residuals(optimizer, args.residuals)
+        optimizer.exchange.elastic_residuals = args.residuals
 
     @hvd.elastic.run
     def train(state: hvd.elastic.TorchState) -> None:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from digits_data import load_digits
 from tensorflow_common import SPARSE, compression, make_model, make_parser, start_rank
 
-from hvd_sparse.tensorflow import stats
+from hvd_sparse.tensorflow import Exchange
 
 parser = make_parser(__doc__)
 parser.add_argument("--json", type=Path, metavar="FILE", help="write an account to FILE")
@@ -96,7 +96,7 @@ def account_of_step(compression: str, model: tf.keras.Model) -> tuple[float, flo
     ring = 2 * (hvd.size() - 1) / hvd.size()
     if compression not in SPARSE:
         return ring * (2 if compression == "fp16" else 4) * model.count_params(), 1.0
-    last = stats(model.trainable_variables)
+    last = Exchange(model.trainable_variables).stats.last
     if last is None:  # a single rank exchanges nothing
         return 0.0, 1.0
     density = last.density_reached if last.buckets else 1.0

@@ -16,7 +16,7 @@ import tensorflow as tf
 from digits_data import load_digits
 from tensorflow_common import compression, make_model, make_parser, start_rank
 
-from hvd_sparse.tensorflow import elastic_residuals
+from hvd_sparse.tensorflow import Exchange
 
 parser = make_parser(__doc__)
 parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -34,7 +34,7 @@ def main() -> None:
     optimizer = tf.keras.optimizers.SGD(args.lr * hvd.size(), momentum=0.9)
     loss_function = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     chosen = compression(args)
-    elastic_residuals(args.residuals)
+    Exchange(model.trainable_variables).elastic_residuals = args.residuals
 
     @tf.function  # traced once, for any number of ranks
     def train_step(images: tf.Tensor, labels: tf.Tensor) -> None:

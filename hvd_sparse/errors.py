@@ -42,7 +42,7 @@ class PeerLeftError(PeerLostError):
 
 
 class ExchangeTimeoutError(ExchangeFailedError):
-    """A rank lives but has not answered another within HVD_SPARSE_TIMEOUT_SECONDS seconds."""
+    """A rank lives but has not answered another until the deadline."""
 
 
 class RanksDisagreeError(ExchangeFailedError):

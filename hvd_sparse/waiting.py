@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,8 +17,25 @@ _POLL_SHARE = 0.05
 _SHORTEST_POLL, _LONGEST_POLL = 2e-4, 2e-3  # seconds
 
 
+def limits_of_waits(timeout: float | None) -> _core.WaitLimits:
+    """Returns how long a rank waits for others that live.
+
+    Args:
+        timeout: The deadline in seconds if HVD_SPARSE_TIMEOUT_SECONDS is not set: that of the
+            library that runs the ranks; None: the default.
+    """
+    limits = _core.WaitLimits.from_environment()
+    if timeout is not None and not os.environ.get("HVD_SPARSE_TIMEOUT_SECONDS"):
+        limits.fail_seconds = timeout
+    return limits
+
+
 def wait_until(
-    done: Callable[[], bool], check: Callable[[], None], what: str | Callable[[], str]
+    done: Callable[[], bool],
+    check: Callable[[], None],
+    what: str | Callable[[], str],
+    *,
+    timeout: float | None = None,
 ) -> None:
     """Sleeps until a condition holds; after HVD_SPARSE_STALL_SECONDS, logs what it waits for.
 
@@ -26,13 +44,14 @@ def wait_until(
         check: Raises the error that has ended the exchange, if any.
         what: The event waited for, as quoted in the warning and in the error; or a function that
             returns it when it is needed.
+        timeout: As for `limits_of_waits`.
 
     Raises:
-        ExchangeTimeoutError: The condition did not hold within HVD_SPARSE_TIMEOUT_SECONDS seconds.
+        ExchangeTimeoutError: The condition did not hold until the deadline.
     """
     if done():
         return
-    limits = _core.WaitLimits.from_environment()
+    limits = limits_of_waits(timeout)
     start, warned = time.perf_counter(), limits.warn_seconds == 0
 
     def text() -> str:

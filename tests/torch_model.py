@@ -12,9 +12,6 @@ import torch
 
 from hvd_sparse.compression import Compression
 from hvd_sparse.pytorch.attachment import require_attachment
-from hvd_sparse.pytorch.meetings import common_weights, local_steps, meet, report_loss
-from hvd_sparse.pytorch.optimizer import stats
-from hvd_sparse.pytorch.tuning import replan, tuning
 from hvd_sparse.stats.step_stats import StepStats
 from hvd_sparse.tuning.tuner import Tuning
 from tests import frameworks
@@ -191,17 +188,17 @@ class TorchModel(frameworks.Model):
         return 1.0 if self._scaler is None else self._scaler.get_scale()
 
     def stats(self) -> StepStats | None:
-        return stats(self._optimizer).last
+        return self._optimizer.exchange.stats.last
 
     def tuning(self) -> Tuning | None:
-        return tuning(self._optimizer)
+        return self._optimizer.exchange.tuning
 
     def replan(self) -> None:
-        replan(self._optimizer)
+        self._optimizer.exchange.replan()
 
     def meet(self, module: torch.nn.Module | None = None) -> None:
         """Ends an interval of local steps, and averages a module's buffers. Collective."""
-        meet(self._optimizer, module)
+        self._optimizer.exchange.meet(module)
 
     def waiting_bytes(self) -> int:
         """Returns the bytes whose sum by the host step() has left behind without starting it."""
@@ -209,15 +206,15 @@ class TorchModel(frameworks.Model):
 
     def common_weights(self) -> AbstractContextManager[None]:
         """Returns a context in which the model has the last common weights."""
-        return common_weights(self._optimizer)
+        return self._optimizer.exchange.common_weights()
 
     def report_loss(self, loss: float) -> None:
         """Reports the loss of a local step."""
-        report_loss(self._optimizer, loss)
+        self._optimizer.exchange.report_loss(loss)
 
     def local_steps(self) -> int:
         """Returns the number of local steps of an interval."""
-        return local_steps(self._optimizer)
+        return self._optimizer.exchange.local_steps
 
 
 class TorchFramework(frameworks.Framework):

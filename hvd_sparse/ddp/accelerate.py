@@ -12,6 +12,7 @@ from accelerate.optimizer import AcceleratedOptimizer  # type: ignore[import-not
 from hvd_sparse.ddp import rank_state
 from hvd_sparse.ddp.attaching import attach
 from hvd_sparse.ddp.host import GroupHost
+from hvd_sparse.ddp.user_exchange import Exchange
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.state.checkpoint import Job
 
@@ -23,16 +24,15 @@ def attach_prepared(
     compression: Any,
     *,
     residuals: str = "own",
-) -> None:
+) -> Exchange:
     """Exchanges the gradients of a prepared model sparsely. Collective.
 
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-        attach_prepared(accelerator, model, optimizer, LAGS)
+        exchange = attach_prepared(accelerator, model, optimizer, LAGS)
 
     accelerator.accumulate(), clip_grad_norm_(), save_state() and load_state() then work as before:
     save_state() writes the residuals of every rank to the folder `hvd_sparse` in its own, and with
-    local steps its weights and moments; load_state() reads them. `stats`, `summary` and `watch`
-    take `optimizer.optimizer`.
+    local steps its weights and moments; load_state() reads them.
 
     Args:
         accelerator: An accelerator of several processes, of the type MULTI_CPU or MULTI_GPU.
@@ -42,6 +42,9 @@ def attach_prepared(
         residuals: The policy for residuals that load_state() finds. "own": every rank continues
             with its own, as if nothing had happened; the number of ranks must be that of the
             checkpoint. "reset": residuals are dropped, for any number of ranks.
+
+    Returns:
+        The exchange, for questions about it; it is `optimizer.optimizer.exchange`, too.
 
     Raises:
         InvalidArgumentError: `residuals` is neither, or `optimizer` was not prepared; or see
@@ -64,7 +67,7 @@ def attach_prepared(
                 f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
             )
     inner: torch.optim.Optimizer = optimizer.optimizer
-    attach(model, inner, compression)
+    exchange = attach(model, inner, compression)
 
     # Accelerate tells the folder on all ranks, then asks the optimizer for its state or loads it.
     saving: list[str] = []
@@ -94,3 +97,4 @@ def attach_prepared(
     accelerator.register_load_state_pre_hook(before_load)
     inner.register_state_dict_post_hook(after_state_dict)
     inner.register_load_state_dict_pre_hook(before_load_state_dict, prepend=True)
+    return exchange

@@ -11,7 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hvd_sparse.ddp.bucket_steps import BucketSteps, Deliveries, hook
 from hvd_sparse.ddp.host import GroupHost
+from hvd_sparse.ddp.modules import uncompiled
 from hvd_sparse.ddp.own_gradients import keep_own_gradients
+from hvd_sparse.ddp.user_exchange import Exchange
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.pytorch.local_steps import LocalSteps
 from hvd_sparse.pytorch.optimizer import connect
@@ -27,7 +29,7 @@ def attach(
     op: dist.ReduceOp.RedOpType = dist.ReduceOp.AVG,
     gradient_predivide_factor: float = 1.0,
     grad_scaler: Any = None,
-) -> None:
+) -> Exchange:
     """Exchanges the gradients of a DistributedDataParallel module sparsely. Collective.
 
     loss.backward() then ends with averages of what the ranks have sent, and optimizer.step() uses
@@ -51,6 +53,10 @@ def attach(
             is not finite on one rank, all gradients are infinite on all ranks, so that all of them
             skip the step and lower the scale.
 
+    Returns:
+        The exchange, for questions about it, checkpoints and more; it is
+        `optimizer.exchange`, too.
+
     Raises:
         InvalidArgumentError: An argument lies outside its limits, on this rank or another, or the
             ranks' models, options or optimizers' momentum differ. Nothing was exchanged.
@@ -60,7 +66,7 @@ def attach(
         UnavailableError: torch.distributed is not initialised, or HVD_SPARSE_TRANSPORT asks for
             MPI.
     """
-    host = GroupHost(getattr(_uncompiled(model), "process_group", None), call="attach()")
+    host = GroupHost(getattr(uncompiled(model), "process_group", None), call="attach()")
 
     def prepare() -> Settings:
         ddp = _unwrapped(model)
@@ -95,28 +101,19 @@ def attach(
         except BaseException as error:
             exchange.fail(f"{type(error).__name__}: {error}")
             raise
-
-
-def module_of(model: torch.nn.Module) -> torch.nn.Module:
-    """Returns the module in a DistributedDataParallel; any other module itself."""
-    inner = _uncompiled(model)
-    return inner.module if isinstance(inner, DistributedDataParallel) else inner
+    handle = Exchange(optimizer)
+    optimizer.exchange = handle  # type: ignore[attr-defined]
+    return handle
 
 
 def _unwrapped(model: torch.nn.Module) -> DistributedDataParallel:
-    ddp = _uncompiled(model)
+    ddp = uncompiled(model)
     if not isinstance(ddp, DistributedDataParallel):
         raise InvalidArgumentError(
             "model must be a torch.nn.parallel.DistributedDataParallel, got "
             f"{type(ddp).__module__}.{type(ddp).__qualname__}"
         )
     return ddp
-
-
-def _uncompiled(model: torch.nn.Module) -> torch.nn.Module:
-    """Returns the module of which torch.compile has made a model; any other model itself."""
-    inner: torch.nn.Module = getattr(model, "_orig_mod", model)
-    return inner
 
 
 def _check_module(ddp: DistributedDataParallel) -> None:

@@ -164,6 +164,17 @@ class GroupHost:
         self._group: dist.ProcessGroup = chosen
 
     @property
+    def timeout(self) -> float | None:
+        """The group's timeout in seconds; None if its backends have none, as MPI's."""
+        found = []
+        for kind in _backends_of(self._group):
+            backend = self._group._get_backend(torch.device(kind))
+            options = getattr(getattr(backend, "wrapped_pg", backend), "options", None)
+            if options is not None:
+                found.append(options._timeout.total_seconds())
+        return min(found, default=None)
+
+    @property
     def ranks(self) -> Sequence[int]:
         """Numbers of the ranks in the whole job."""
         ranks: Sequence[int] = dist.get_process_group_ranks(self._group)
@@ -186,6 +197,7 @@ class GroupHost:
             job_rank=dist.get_rank(),
             node=here,
             mpi_problem=_NO_MPI,
+            timeout=self.timeout,
             serials=itertools.count(),
             allgather=self._gathered,
         )
@@ -195,7 +207,7 @@ class GroupHost:
 
         Raises:
             ExchangeFailedError: A rank was lost, or ended an exchange, while this one waited.
-            ExchangeTimeoutError: A rank has not come within HVD_SPARSE_TIMEOUT_SECONDS seconds.
+            ExchangeTimeoutError: A rank has not come until the deadline.
         """
         with _Roll(self._group, f"{self._call}/{name}") as roll:
 
@@ -204,7 +216,7 @@ class GroupHost:
 
             try:
                 gathering = self.allgather(array, name)
-                wait_until(gathering.done, newly_failed(), what)
+                wait_until(gathering.done, newly_failed(), what, timeout=self.timeout)
                 return gathering.result()
             except self.failure as error:
                 cause = cause_of(error)

@@ -27,7 +27,7 @@ class SparseDDPStrategy(DDPStrategy):  # type: ignore[misc]
 
     A checkpoint FILE of Lightning gets a folder FILE.hvd_sparse beside it, with the residuals of
     every rank, and with local steps its weights and moments: move, copy and delete both together.
-    `trainer.optimizers[0]` is the optimizer that `stats`, `summary` and `watch` take.
+    `trainer.optimizers[0].exchange` is the exchange, with `stats`, `summary()` and `watch()`.
 
     Args:
         compression: A sparse compression, as a class or an instance.

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from hvd_sparse.ddp.attaching import module_of
 from hvd_sparse.ddp.host import GroupHost
+from hvd_sparse.ddp.modules import module_of
 from hvd_sparse.errors import CheckpointMismatchError
 from hvd_sparse.pytorch import state
 from hvd_sparse.pytorch.attachment import require_attachment

@@ -15,14 +15,15 @@ from transformers import TrainerCallback  # type: ignore[import-not-found]
 
 from hvd_sparse.ddp import rank_state
 from hvd_sparse.ddp.attaching import attach
+from hvd_sparse.ddp.user_exchange import Exchange
 
 
 class SparseExchange:
     """Makes a Trainer exchange gradients sparsely; a base to name before Trainer, or a subclass.
 
     A checkpoint of the Trainer gets a folder `hvd_sparse` with the residuals of every rank and,
-    with local steps, its weights and moments. `trainer.optimizer.optimizer` is the optimizer that
-    `stats`, `summary` and `watch` take, once train() has made it.
+    with local steps, its weights and moments. `trainer.exchange` has `stats`, `summary()` and
+    `watch()`, once train() has made the optimizer.
 
     Args:
         *args: Those of the Trainer.
@@ -48,6 +49,12 @@ class SparseExchange:
         self._residuals = rank_state.checked(residuals)
         self._exchanged: torch.nn.Module | None = None
         self.add_callback(_AtBegin(self))
+
+    @property
+    def exchange(self) -> Exchange:
+        """The exchange of the optimizer that train() has made."""
+        exchange: Exchange = self.optimizer.optimizer.exchange
+        return exchange
 
     def attach(self) -> torch.optim.Optimizer:
         """Attaches the exchange, unless that was done; returns the optimizer. Collective."""

@@ -77,10 +77,10 @@ class Messages:
 
         Raises:
             ExchangeFailedError: The exchange ended before the operation.
-            ExchangeTimeoutError: The operation takes longer than HVD_SPARSE_TIMEOUT_SECONDS.
+            ExchangeTimeoutError: The operation has not ended until the deadline.
         """
         operation = f"{self._host.name}'s operation '{pending.name}'"
-        wait_until(pending.done, self._exchange.check, operation)
+        wait_until(pending.done, self._exchange.check, operation, timeout=self._host.timeout)
         return pending.result()
 
     def _rows(self, numbers: Sequence[float], what: str) -> Callable[[], NDArray[Any]]:

@@ -1,4 +1,4 @@
-"""Attaches an exchange to an optimizer: hooks on its step and its state, and methods for users."""
+"""Attaches an exchange to an optimizer: hooks on its step and its state, and Horovod's methods."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Mode(enum.Enum):
 
 
 class Attachment:
-    """The hooks on an optimizer, and the methods that users call.
+    """The hooks on an optimizer, and the methods that Horovod's users call.
 
     Args:
         optimizer: The user's optimizer.
@@ -51,8 +51,7 @@ class Attachment:
         optimizer.register_load_state_dict_pre_hook(self._check_load)
         optimizer.register_load_state_dict_post_hook(self._load)
         setattr(optimizer, hooks.ATTRIBUTE, self)
-        for method in (self.zero_grad, self.reset_residual):
-            setattr(optimizer, method.__name__, hooks.opaque(method))
+        optimizer.zero_grad = hooks.opaque(self.zero_grad)  # type: ignore[method-assign]
 
     def add_methods(self, passes: int) -> None:
         """Adds the methods that Horovod gives a DistributedOptimizer.
@@ -118,16 +117,7 @@ class Attachment:
             type(optimizer).zero_grad(optimizer, **options)
 
     def reset_residual(self, state_dict: dict[str, Any] | None = None) -> dict[str, Any] | None:
-        """Empties this rank's residuals; gradients that were not sent yet are lost.
-
-        Args:
-            state_dict: A state dict of any model, saved by any rank of any number of ranks.
-
-        Returns:
-            A copy of `state_dict` that loads here, without residuals; None if none was passed. If
-            it was saved for this model and number of ranks, it keeps the step and the plan, which
-            are the same on all ranks.
-        """
+        """Empties this rank's residuals; see `TorchExchange.reset_residual`."""
         if self.exchange is not None:
             self.refuse_if_busy("reset_residual()")
             self.exchange.steps.state.reset()

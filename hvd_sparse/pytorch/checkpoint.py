@@ -44,13 +44,12 @@ def save(
     optimizer: torch.optim.Optimizer,
     extra: dict[str, Any],
 ) -> None:
-    """Writes a checkpoint; see `save_checkpoint`. `host`: that of all ranks of the job."""
+    """Writes a checkpoint with `host`, that of all ranks; see `TorchExchange.save_checkpoint`."""
     refuse_if_busy(optimizer, "save_checkpoint()")
     job = Job(host.world())
     with job.fail_together(InvalidArgumentError):
         checked_folder(folder)
         check_kind("model", model, torch.nn.Module)
-        check_kind("optimizer", optimizer, torch.optim.Optimizer)
         _check_extra(extra)
     exchange = _exchange_of(optimizer)
     whole = optimizer.state_dict()
@@ -79,7 +78,7 @@ def load(
     *,
     residuals: str,
 ) -> dict[str, Any] | None:
-    """Loads what `save` wrote; see `load_checkpoint`. `host`: that of all ranks of the job."""
+    """Loads what `save` wrote, with the same `host`; see `TorchExchange.load_checkpoint`."""
     refuse_if_busy(optimizer, "load_checkpoint()")
     job = Job(host.world())
     policy = ""
@@ -87,7 +86,6 @@ def load(
         policy = checked_policy(residuals)
         checked_folder(folder)
         check_kind("model", model, torch.nn.Module)
-        check_kind("optimizer", optimizer, torch.optim.Optimizer)
     job.agree("load_checkpoint", residuals=policy)
     exchange, device = _exchange_of(optimizer), _device_of(optimizer)
     found = job.find(folder)

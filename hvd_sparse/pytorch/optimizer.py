@@ -13,7 +13,7 @@ from hvd_sparse.exchange.core_handle import SUPERSEDED
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.exchange.interval import check_averages, check_rate
 from hvd_sparse.exchange.messages import Messages
-from hvd_sparse.pytorch.attachment import Attachment, attachment_of, require_attachment
+from hvd_sparse.pytorch.attachment import Attachment, attachment_of
 from hvd_sparse.pytorch.devices import common_device
 from hvd_sparse.pytorch.forward import ForwardSteps, check_forward
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange
@@ -31,7 +31,6 @@ from hvd_sparse.pytorch.renewal import Renewal
 from hvd_sparse.pytorch.settings import Settings, check_dense, check_devices, check_parameter
 from hvd_sparse.ranks.agreement import agree, kind_of_device
 from hvd_sparse.ranks.world import in_elastic_job
-from hvd_sparse.stats.step_stats import Stats
 
 _live: weakref.WeakSet[GradientExchange] = weakref.WeakSet()
 _renewals: weakref.WeakSet[Renewal] = weakref.WeakSet()
@@ -41,42 +40,6 @@ _serial = 0
 def live_exchanges() -> list[GradientExchange]:
     """Returns the exchanges of all optimizers of this process."""
     return list(_live)
-
-
-def stats(optimizer: torch.optim.Optimizer) -> Stats:
-    """Returns the cost of exchanging this optimizer's gradients, as measured on this rank.
-
-    Args:
-        optimizer: An optimizer with a sparse compression.
-
-    Returns:
-        The last step, bucket by bucket, and the sums over all steps, with density asked and
-        reached, bytes sent and received by this rank, seconds of selection and of exchange, and
-        seconds that synchronize() really waited.
-
-    Raises:
-        InvalidArgumentError: The optimizer has no sparse compression.
-    """
-    return require_attachment(optimizer).renewal.stats
-
-
-def mark_step(optimizer: torch.optim.Optimizer, mark: str) -> None:
-    """Marks the current step of this rank, and all later ones until the next call.
-
-    With HVD_SPARSE_CHECK=1 all ranks must give the same mark to the same step, so that a rank that
-    left out a step, or a batch, is found in the first exchange after it. Otherwise a mark has no
-    effect.
-
-    Args:
-        optimizer: An optimizer with a sparse compression.
-        mark: Any text that is equal on all ranks: "epoch 3, batch 17".
-
-    Raises:
-        InvalidArgumentError: The optimizer has no sparse compression.
-    """
-    exchange = require_attachment(optimizer).exchange
-    if exchange is not None:
-        exchange.mark = mark
 
 
 def distribute(
@@ -115,7 +78,7 @@ def distribute(
 
     Returns:
         `optimizer`, with Horovod's synchronize(), skip_synchronize(), zero_grad() and
-        set_backward_passes_per_step(), and with reset_residual().
+        set_backward_passes_per_step().
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits, on this rank or another, or the

@@ -23,7 +23,7 @@ KEY = "hvd_sparse"
 _VERSION = 4
 _ADVICE = (
     "To go on with the rest of the state and empty residuals (what was not sent yet is lost), load "
-    "optimizer.reset_residual(state_dict) instead"
+    "optimizer.exchange.reset_residual(state_dict) instead"
 )
 
 

@@ -10,6 +10,7 @@ from hvd_sparse import _core, nccl
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.ranks import checks, transport
 from hvd_sparse.ranks.world import World
+from hvd_sparse.waiting import limits_of_waits
 
 # Seconds within which all ranks must have reached the construction of an exchange.
 CONNECT_SECONDS = 120.0
@@ -81,7 +82,7 @@ def connect(
     try:
         if problem is None:
             lifeline = _core.Lifeline(world.rank, world.size, name)
-            limits = _core.WaitLimits.from_environment()
+            limits = limits_of_waits(world.timeout)
             checking = checks.from_environment()
             chosen = transport.choose(world.mpi_problem, asked)
             port = _core.TcpPort() if chosen == transport.TCP else None

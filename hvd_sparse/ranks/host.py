@@ -40,6 +40,10 @@ class Host(Protocol):
     name: str
     failure: type[Exception]
 
+    @property
+    def timeout(self) -> float | None:
+        """The deadline of waits for a rank in seconds, see `limits_of_waits`."""
+
     def world(self) -> World:
         """Returns the ranks.
 

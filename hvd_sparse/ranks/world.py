@@ -70,6 +70,7 @@ class World:
         job_rank: This process's rank in the whole job.
         node: Name of the node; equal for two ranks of one node only.
         mpi_problem: The reason why exchanges between these ranks cannot use MPI; empty if they can.
+        timeout: The deadline of waits for a rank in seconds, see `limits_of_waits`.
         serials: Numbers for the names of messages, the same on all ranks.
         allgather: Joins the flat arrays of all ranks, of any lengths, under a name; blocks.
     """
@@ -82,6 +83,7 @@ class World:
     job_rank: int = 0
     node: str = ""
     mpi_problem: str = ""
+    timeout: float | None = None
     serials: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
     allgather: Callable[[NDArray[Any], str], NDArray[Any]] | None = field(
         default=None, repr=False, compare=False

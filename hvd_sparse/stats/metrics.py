@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias
 
-from hvd_sparse.stats.step_stats import StepStats, TotalStats
+from hvd_sparse.stats.step_stats import Stats, StepStats
 from hvd_sparse.tuning.tuner import Tuning
 
 # Takes the metrics of a step, and the step's number.
@@ -82,25 +82,27 @@ def sink_of(target: ScalarWriter | Sink) -> Sink:
     return write
 
 
-def summary_of(total: TotalStats, *, dense_bytes: int, size: int, density: float = 0.0) -> str:
+def summary_of(stats: Stats, *, dense_bytes: int, size: int) -> str:
     """Returns a one-line summary of a whole run.
 
     Args:
-        total: Sums over all steps.
+        stats: Cost of all steps. The waiting time is left out if it is not known.
         dense_bytes: Bytes of all gradients of one step.
         size: Number of ranks P; a ring sends 2 (P - 1) / P times the gradients.
-        density: Density of the sparse buckets in the last step; 0 if there was none, 1 if all
-            entries were sent.
     """
+    total = stats.total
     if total.steps == 0:
         return "no step was exchanged"
+    density = 0.0 if stats.last is None else stats.last.density_reached
     ring = 2 * (size - 1) / size
     sent = (total.bytes_sent + ring * total.dense_bytes) / total.steps
     select, exchange, wait = (
         1e3 * seconds / total.steps
         for seconds in (total.select_seconds, total.exchange_seconds, total.wait_seconds)
     )
-    times = f"{exchange:.3g} ms exchanging, {wait:.3g} ms waiting"
+    times = f"{exchange:.3g} ms exchanging"
+    if not math.isnan(wait):
+        times += f", {wait:.3g} ms waiting"
     if density == 1:
         return (
             f"{total.steps} steps, {total.sparse_steps} of them summed by hvd_sparse: "

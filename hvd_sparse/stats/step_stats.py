@@ -17,7 +17,8 @@ class StepStats:
         buckets: Statistics of each sparse bucket: density asked and reached, bytes, seconds.
         dense_bytes: Bytes of the gradients that the host summed (what a rank sends of them
             depends on the host's algorithm: 2 (P - 1) / P times as much in a ring).
-        wait_seconds: Time that synchronize() really waited for other ranks.
+        wait_seconds: Time that synchronize() really waited for other ranks; nan in TensorFlow,
+            where the graph waits, and other operations run meanwhile.
         transport: Transport of the sparse buckets, "mpi" or "tcp".
         quality: Quality of the selection, in a step in which quality_every asks for it.
     """
@@ -94,12 +95,13 @@ class TotalStats:
 
 @dataclass(frozen=True, kw_only=True)
 class Stats:
-    """Result of `stats(optimizer)`.
+    """What `exchange.stats` has.
 
     Attributes:
         last: The last step that was exchanged, or None before the first (and always if there is
             nothing to exchange: one rank, or a rank outside the process set).
-        total: Sums over all steps.
+        total: Sums over all steps. TensorFlow leaves out those of an exchange whose gradients are
+            too small ever to be sent sparse, all of them.
     """
 
     last: StepStats | None = None

@@ -40,30 +40,16 @@ _SHARED = ".json"
 _OWN = ".npz"
 
 
-def save_checkpoint(
-    folder: str | os.PathLike[str], model: Any, optimizer: Any, **extra: Any
-) -> None:
-    """Writes a checkpoint of the whole job. Collective, between two steps.
+def save(folder: str | os.PathLike[str], model: Any, optimizer: Any, extra: dict[str, Any]) -> None:
+    """Writes a checkpoint; see `Exchange.save_checkpoint`.
 
     Args:
-        folder: The checkpoint's folder, replaced if it exists; a job that dies while saving leaves
-            the former one, as FOLDER or FOLDER.old.
-        model: A Keras model, a tf.Module or a list of variables. With a tape, its residuals are
-            found by the model's trainable variables, or by the list, in that order.
-        optimizer: An optimizer from `hvd.DistributedOptimizer`, or `model.optimizer`, or the one
-            that applies a tape's gradients; None if there is none.
-        **extra: Further values to keep, such as the epoch, of types that JSON supports. One rank's
-            values are saved.
-
-    Raises:
-        InvalidArgumentError: On every rank, if one gives no folder or model. JSON does not support
-            a type; gradients of backward_passes_per_step
-            have been added up but not exchanged yet, or local steps taken since the ranks
-            met; or the optimizer has local layers, whose
-            weights differ between ranks.
-        ExchangeFailedError: The exchange has ended; the ranks may not have taken the same steps.
-        OSError: On every rank, if one cannot write, or another job is saving to the same folder.
-            The former checkpoint is unchanged.
+        folder: See there.
+        model: See there. A tape's residuals are found by its trainable variables, or by the list,
+            in that order.
+        optimizer: The optimizer that exchanges, or that applies a tape's gradients; None if there
+            is none.
+        extra: See there.
     """
     job = _job()
     parts, exchange, text = None, None, ""
@@ -92,32 +78,10 @@ def save_checkpoint(
     )
 
 
-def load_checkpoint(
-    folder: str | os.PathLike[str], model: Any, optimizer: Any, *, residuals: str = "own"
+def load(
+    folder: str | os.PathLike[str], model: Any, optimizer: Any, *, residuals: str
 ) -> dict[str, Any] | None:
-    """Loads a checkpoint that `save_checkpoint` wrote. Collective, between two steps.
-
-    In a new job call `prepare` first, so that there is an exchange to load the residuals.
-
-    Args:
-        folder: The folder given to `save_checkpoint`.
-        model: A model like the one that was saved.
-        optimizer: An optimizer like the one that was saved.
-        residuals: The policy for residuals. "own": every rank continues with its own; the number of
-            ranks must be that of the checkpoint. "spread": the sum of all residuals is dealt out to
-            any number of ranks, entry by entry in turn, so that nothing is lost; thresholds and
-            plan are found anew. "reset": the residuals are discarded.
-
-    Returns:
-        The `extra` of `save_checkpoint`; None if there is no checkpoint on any rank.
-
-    Raises:
-        InvalidArgumentError: On every rank, if `residuals` is none of the three on one, or differs
-            between ranks.
-        CheckpointMismatchError: On every rank, if the folder exists but holds no complete
-            checkpoint, the checkpoint does not fit, the ranks have none in common, or there is no
-            exchange yet. Nothing has changed, except that LAGS may measure its times anew.
-    """
+    """Loads what `save` wrote; see `Exchange.load_checkpoint`. `optimizer`: as there."""
     job = _job()
     parts, exchange, policy = None, None, ""
     with job.fail_together(InvalidArgumentError):

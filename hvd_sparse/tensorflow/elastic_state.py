@@ -18,27 +18,11 @@ import tensorflow as tf
 from horovod.common.exceptions import HostsUpdatedInterrupt
 
 from hvd_sparse.errors import UnsupportedError
-from hvd_sparse.state.inheritance import checked_policy
 from hvd_sparse.tensorflow import accumulation, compat, registry
 from hvd_sparse.tensorflow.elastic_errors import with_horovod_errors
 from hvd_sparse.tensorflow.local_steps import all_in_order
 
 _making = False
-
-
-def elastic_residuals(policy: str) -> None:
-    """Sets the policy for residuals when ranks have come or gone; the same on all ranks.
-
-    It applies to all exchanges of the process: they are rebuilt together.
-
-    Args:
-        policy: "spread", the default: the sum of the ranks' residuals is dealt out to the new
-            ranks, entry by entry in turn. "reset": the residuals are discarded.
-
-    Raises:
-        InvalidArgumentError: `policy` is neither.
-    """
-    registry.set_policy(checked_policy(policy))
 
 
 def refuse_what_resets_lose(arguments: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from hvd_sparse.ranks.world import World, may_have_peers
 from hvd_sparse.state.saved_exchange import conditions_of
 from hvd_sparse.stats.quality_meter import QualityMeter
 from hvd_sparse.stats.residual_growth import ResidualGrowth
-from hvd_sparse.stats.step_stats import StepStats
+from hvd_sparse.stats.step_stats import Stats, StepStats, TotalStats
 from hvd_sparse.tensorflow import compat, devices, ops, step_data
 from hvd_sparse.tensorflow.dense import DenseReducer
 from hvd_sparse.tensorflow.exchange_state import ExchangeState
@@ -64,6 +64,7 @@ class GradientExchange:
         messages: Messages between the ranks.
         velocities_begun: True once velocities go on where the optimizer's own momentum was.
         layers: The layers that can be sent sparse, in the order in which they are sent.
+        total: Cost of all steps, those of former exchanges included.
         tuner: The tuner that chooses how gradients are sent, if the compression is adaptive.
         conditions: The conditions under which plan and thresholds are found, for checkpoints.
         saved_names: Names under which the variables' state is saved, by variable. They do not
@@ -86,6 +87,7 @@ class GradientExchange:
     ) -> None:
         self.world = world
         self.tuner: Tuner | None = None
+        self.total = TotalStats()
         self._settings = settings
         self._exchange = exchange
         self._process_set = process_set
@@ -128,6 +130,7 @@ class GradientExchange:
             self._with_velocity_only = []
         self._others = len(sparse) < len(variables)
         self._before: StepStats | None = None  # stats of the last step, if it had other buckets
+        self._counted = -1  # the last step in `total`
         self.velocities_begun = False
         self._first_step = 0  # steps of earlier exchanges, which count as well
         self._driver: ops.Driver | None = None
@@ -190,16 +193,12 @@ class GradientExchange:
                 device=devices.core_name(self._device),
             ),
             measured=self._measured,
-            step_ended=self._step_ended if self._learns else None,
+            step_ended=self._step_ended if self.world.size > 1 else None,
         )
 
     @property
-    def _learns(self) -> bool:
-        return self.world.size > 1 and (len(self._ops) > 1 or self.tuner is not None)
-
-    @property
     def variables(self) -> list[tf.Variable]:
-        """The exchange's state, for checkpoints; see `residual_variables`."""
+        """The exchange's state, for checkpoints; see `Exchange.residual_variables`."""
         if self._driver is None:
             return []
         return self._state.variables(follows_rate=self._settings.follows_rate)
@@ -259,7 +258,7 @@ class GradientExchange:
         if self._driver is None:
             return
         self._state.load(residuals, sparsifier_states, velocities, rate=rate)
-        self._before, self._first_step = None, step
+        self._before, self._first_step, self._counted = None, step, -1
         self._driver.continue_after(step, pending=pending)
 
     def begin_velocities(self, velocities: Mapping[str, NDArray[Any]]) -> None:
@@ -277,8 +276,18 @@ class GradientExchange:
         assert self.tuner is not None
         self._replace_buckets(self.tuner.load(settled, steps=step).choices)
 
-    def stats(self) -> StepStats | None:
-        """Returns the stats of the last step; None before the first."""
+    @property
+    def stats(self) -> Stats:
+        """The cost of the steps."""
+        return Stats(last=self._last_step(), total=self.total)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of all gradients of one step."""
+        return sum(self._numel(i) * dtype.size for i, (_, dtype) in enumerate(self._templates))
+
+    def _last_step(self) -> StepStats | None:
+        """Returns the cost of the last step; None before the first."""
         steps = self.steps
         if self._driver is not None and steps == self._first_step:
             return None
@@ -345,7 +354,7 @@ class GradientExchange:
         self._exchange.check()
 
     def mark(self, mark: str) -> None:
-        """Sets this rank's mark from the next step on; see `mark_step`."""
+        """Sets this rank's mark from the next step on."""
         self._exchange.note(f"marked '{mark}'")
 
     def close(self) -> None:
@@ -357,8 +366,11 @@ class GradientExchange:
         (self._driver or self._exchange).fail(reason)
 
     def _step_ended(self, arrived: list[float], step: _core.StepReading | None) -> None:
-        """Reorders, tunes and replans; called between two steps, on the driver's thread."""
+        """Counts, reorders, tunes and replans; between two steps, on the driver's thread."""
         assert self._driver is not None
+        last = self._last_step()
+        if last is not None and last.step != self._counted:  # the step was not refused
+            self.total, self._counted = self.total.plus(last), last.step
         self._growth.end_step(self.steps, self._driver, self._buckets.choices)
         order = self._buckets.end_step(arrived)
         if order is not None:
@@ -374,7 +386,7 @@ class GradientExchange:
     def _replace_buckets(self, choices: Sequence[plan.BucketChoice]) -> None:
         """Replaces the buckets but not the residuals; between two steps, on all ranks alike."""
         assert self._driver is not None
-        self._before = self.stats()
+        self._before = self._last_step()
         self._driver.replace(self._buckets.adopt(choices))
 
     def _measured(self, bucket: int, step: int, accumulated: Any, left: Any, applied: Any) -> None:

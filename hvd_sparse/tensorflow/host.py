@@ -66,6 +66,7 @@ class HorovodHost:
 
     name = "Horovod"
     failure: type[Exception] = HorovodInternalError
+    timeout: float | None = None
 
     def __init__(self, process_set: Any, *, device: str) -> None:
         self._process_set = process_set

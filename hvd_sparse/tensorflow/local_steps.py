@@ -375,5 +375,5 @@ def refuse_amid_interval(optimizer: Any) -> None:
     if local is not None and local.amid_interval:
         raise InvalidArgumentError(
             "a checkpoint must be saved after a meeting, and this rank has taken local steps "
-            "since: call meet(optimizer) first"
+            "since: call optimizer.exchange.meet() first"
         )

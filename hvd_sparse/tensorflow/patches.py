@@ -3,7 +3,8 @@
 DistributedGradientTape   accepts sparse compressions, a learning rate, and Keras 3 variables, also
                           as local ones
 DistributedOptimizer      accepts sparse compressions; with Keras 3, exchanges with any compression,
-                          except gradients of local layers; also that of horovod.keras
+                          except gradients of local layers; also that of horovod.keras. Its
+                          results have an `exchange`, as tapes with a sparse compression have
 load_model                returns models with these optimizers, with Keras 3, too
 callbacks                 for broadcast and learning rate support Keras 3; local variables may be
                           Keras's
@@ -46,6 +47,7 @@ from hvd_sparse.tensorflow.local_variables import refuse_in
 from hvd_sparse.tensorflow.loss_scaling import apply_scaled, compute_scaled
 from hvd_sparse.tensorflow.registry import live_exchanges
 from hvd_sparse.tensorflow.tape import accept_keras_3_variables, distribute_tape
+from hvd_sparse.tensorflow.user_exchange import Exchange
 
 # Horovod's modules that hold these functions under the same names.
 _MODULES = (
@@ -99,9 +101,11 @@ def install() -> None:
         replace("apply", scaling, apply_scaled)
         keras_callbacks.with_short_rate(scaling)
         refuse_in(scaling)
+        _give_handle(scaling)
     for kind, method in compat.keras_2_loss_scaling():
         replace(method, kind, compute_scaled)
         refuse_in(kind)
+        _give_handle(kind)
 
 
 def _arguments(stock: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
@@ -119,7 +123,8 @@ def _distributed_gradient_tape(
 ) -> Any:
     arguments = _arguments(stock, args, kwargs)
     if is_sparse_compression(arguments.get("compression")):
-        tape = distribute_tape(stock, arguments, learning_rate)
+        tape, exchanged = distribute_tape(stock, arguments, learning_rate)
+        tape.exchange = Exchange(exchanged)
     elif learning_rate is not None:
         raise InvalidArgumentError(
             f"learning_rate must be None with a compression of Horovod's, got {learning_rate!r}"
@@ -135,7 +140,9 @@ def _distributed_optimizer(stock: Callable[..., Any], *args: Any, **kwargs: Any)
     optimizer = arguments["optimizer"]
     if compat.is_keras_3_optimizer(optimizer):
         arguments.pop("keras", None)
-        distribute_keras_3(**{**arguments, "optimizer": compat.stepping_of(optimizer)})
+        stepping = compat.stepping_of(optimizer)
+        distribute_keras_3(**{**arguments, "optimizer": stepping})
+        _give_handle(type(stepping))
         return optimizer
     if not is_sparse_compression(arguments.get("compression")):
         return stock(*args, **kwargs)
@@ -144,7 +151,14 @@ def _distributed_optimizer(stock: Callable[..., Any], *args: Any, **kwargs: Any)
             f"{type(optimizer).__name__} is an optimizer of TensorFlow 1, which a "
             "sparse compression cannot be used with: use one of Keras, or DistributedGradientTape"
         )
-    return distribute_keras_2(stock, arguments)
+    distributed = distribute_keras_2(stock, arguments)
+    _give_handle(type(compat.stepping_of(distributed)))
+    return distributed
+
+
+def _give_handle(kind: Any) -> None:
+    """Gives optimizers of a class a property `exchange`."""
+    kind.exchange = property(Exchange)
 
 
 def _load_model(

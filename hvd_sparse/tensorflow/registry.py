@@ -156,6 +156,11 @@ def pool_all() -> bool:
     return bool(ours)
 
 
+def policy() -> str:
+    """Returns the policy for residuals when ranks come or go."""
+    return _policy
+
+
 def set_policy(policy: str) -> None:
     """Sets the policy for residuals when ranks come or go, from now on."""
     global _policy

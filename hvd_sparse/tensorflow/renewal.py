@@ -14,6 +14,7 @@ from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.ranks.world import World, in_elastic_job
 from hvd_sparse.state import renewal
 from hvd_sparse.state.inheritance import inherit
+from hvd_sparse.stats.step_stats import TotalStats
 from hvd_sparse.tensorflow import saved_state
 from hvd_sparse.tensorflow.blueprint import Blueprint
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
@@ -42,6 +43,7 @@ class Renewal(renewal.Renewal[GradientExchange]):
         self.stand_in: GradientExchange | None = None
         self._graph = GraphState(blueprint.prefix)
         self._committed: dict[str, Any] | None = None
+        self._total_stats = TotalStats()
 
     @property
     def current(self) -> GradientExchange | None:
@@ -56,6 +58,8 @@ class Renewal(renewal.Renewal[GradientExchange]):
 
     def give_up(self) -> None:
         """Ends the exchange, because its world has changed."""
+        if self.exchange is not None:
+            self._total_stats = self.exchange.total
         super().give_up()
         if self.stand_in is not None:
             self.stand_in.close()
@@ -83,6 +87,7 @@ class Renewal(renewal.Renewal[GradientExchange]):
             graph=self._graph,
             device=self.blueprint.device,
         )
+        exchange.total = self._total_stats
         exchange.load({}, {}, {}, step=0, rate=0.0)  # a former exchange may have left its values
         if world.size == 1 and in_elastic_job():
             self.stand_in = exchange

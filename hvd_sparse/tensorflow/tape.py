@@ -76,8 +76,10 @@ def reducer(
 
 def distribute_tape(
     stock: Callable[..., Any], arguments: dict[str, Any], learning_rate: Any = None
-) -> Any:
-    """Returns Horovod's tape with a sparse exchange.
+) -> tuple[Any, list[Any]]:
+    """Returns Horovod's tape with a sparse exchange, and a list of the variables it exchanges.
+
+    The list is empty until the tape is asked for gradients.
 
     Args:
         stock: Horovod's DistributedGradientTape.
@@ -93,8 +95,15 @@ def distribute_tape(
     settings, rest = Settings.taken_from(arguments)
     settings = settings.of_tape(learning_rate)
     tape = stock(**rest)
-    tape._allreduce_grads = reducer(settings, tape.process_set, learning_rate=learning_rate)
-    return tape
+    average = reducer(settings, tape.process_set, learning_rate=learning_rate)
+    exchanged: list[Any] = []
+
+    def reduce(gradients: Sequence[Any], variables: Sequence[Any], *rest: Any) -> list[Any]:
+        exchanged[:] = variables
+        return average(gradients, variables, *rest)
+
+    tape._allreduce_grads = tf.autograph.experimental.do_not_convert(reduce)
+    return tape, exchanged
 
 
 def accept_keras_3_variables(kind: Any) -> None:

@@ -15,24 +15,10 @@ Importing this module teaches `horovod.torch.DistributedOptimizer` sparse compre
 import horovod.torch as _horovod
 
 from hvd_sparse import reexport as _reexport
-from hvd_sparse.compression import (
-    LAGS,
-    SBC,
-    Dense,
-    GaussianK,
-    GTopK,
-    ThreeLC,
-    TopK,
-)
-from hvd_sparse.pytorch.meetings import common_weights, local_steps, meet, report_loss
-from hvd_sparse.pytorch.optimizer import mark_step, stats
-from hvd_sparse.pytorch.tuning import replan, tuning
-from hvd_sparse.pytorch.watching import summary, watch
-from hvd_sparse.stats.step_stats import Stats, StepStats, TotalStats
+from hvd_sparse.compression import LAGS, SBC, Dense, GaussianK, GTopK, ThreeLC, TopK
 from hvd_sparse.torch import patches as _patches
-from hvd_sparse.torch.checkpoint import load_checkpoint, save_checkpoint
-from hvd_sparse.torch.elastic_state import elastic_residuals
 from hvd_sparse.torch.functions import sparse_allreduce
+from hvd_sparse.torch.user_exchange import Exchange
 
 _patches.install()
 
@@ -40,27 +26,12 @@ __all__ = [
     "LAGS",
     "SBC",
     "Dense",
+    "Exchange",
     "GTopK",
     "GaussianK",
-    "Stats",
-    "StepStats",
     "ThreeLC",
     "TopK",
-    "TotalStats",
-    "common_weights",
-    "elastic_residuals",
-    "load_checkpoint",
-    "local_steps",
-    "mark_step",
-    "meet",
-    "replan",
-    "report_loss",
-    "save_checkpoint",
     "sparse_allreduce",
-    "stats",
-    "summary",
-    "tuning",
-    "watch",
 ]
 __all__ += _reexport.public_names(_horovod, globals())
 

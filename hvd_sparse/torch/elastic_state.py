@@ -12,26 +12,10 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-import torch
 from horovod.common.exceptions import HostsUpdatedInterrupt
 
-from hvd_sparse.pytorch.attachment import Attachment, attachment_of, require_attachment
+from hvd_sparse.pytorch.attachment import Attachment, attachment_of
 from hvd_sparse.pytorch.local_steps import LocalSteps
-from hvd_sparse.state.inheritance import checked_policy
-
-
-def elastic_residuals(optimizer: torch.optim.Optimizer, policy: str) -> None:
-    """Sets the policy for residuals when ranks come or go; the same on all ranks.
-
-    Args:
-        optimizer: From `hvd.DistributedOptimizer` with a sparse compression.
-        policy: "spread", the default: the sum of all residuals is shared out among the new ranks,
-            entry by entry to one after the other. "reset": residuals are dropped.
-
-    Raises:
-        InvalidArgumentError: `policy` is neither, or the optimizer has no sparse compression.
-    """
-    require_attachment(optimizer).renewal.policy = checked_policy(policy)
 
 
 def save(stock: Callable[..., Any], elastic_state: Any) -> None:

@@ -55,6 +55,7 @@ class HorovodHost:
     name = "Horovod"
     fuses = True
     failure: type[Exception] = HorovodInternalError
+    timeout: float | None = None
 
     def __init__(self, process_set: Any = None) -> None:
         self._process_set = hvd.global_process_set if process_set is None else process_set

@@ -1,6 +1,7 @@
 """Patches horovod.torch when hvd_sparse.torch is imported; written for Horovod 0.28.
 
-DistributedOptimizer        accepts sparse compressions; Horovod handles all others
+DistributedOptimizer        accepts sparse compressions; Horovod handles all others. Its result has
+                            an `exchange`
 broadcast_optimizer_state   of a sparse optimizer starts no exchange and changes no parameter; all
                             ranks continue at the root's step, and with its plan
 join                        is refused while there is a sparse optimizer
@@ -37,6 +38,7 @@ from hvd_sparse.torch.elastic_state import (
     sync_optimizer,
 )
 from hvd_sparse.torch.host import HorovodHost
+from hvd_sparse.torch.user_exchange import Exchange
 
 # Modules of Horovod that hold the functions under their own names.
 _MODULES = (
@@ -69,6 +71,12 @@ def install() -> None:
 
 
 def _distributed_optimizer(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    optimizer = _distributed(stock, *args, **kwargs)
+    optimizer.exchange = Exchange(optimizer)
+    return optimizer
+
+
+def _distributed(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     own = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
     bound = inspect.signature(stock).bind(*args, **kwargs)
     compression = bound.arguments.get("compression")

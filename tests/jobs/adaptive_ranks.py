@@ -9,7 +9,7 @@ import horovod.torch as hvd
 import torch
 from torch import nn
 
-from hvd_sparse.torch import LAGS, stats, tuning
+from hvd_sparse.torch import LAGS
 from hvd_sparse.tuning.tuner import Stage
 
 STEPS = 30
@@ -32,10 +32,10 @@ while sum(map(len, steps.values())) < STEPS:
     optimizer.zero_grad()
     model(batch).square().mean().backward()
     optimizer.step()
-    kind = "sparse" if stats(optimizer).last.buckets else "dense"
+    kind = "sparse" if optimizer.exchange.stats.last.buckets else "dense"
     steps.setdefault(kind, []).append(time.perf_counter() - begin)
 
-found = tuning(optimizer)
+found = optimizer.exchange.tuning
 assert found.stage is Stage.SETTLED, found.stage
 weights = torch.cat([p.detach().flatten() for p in model.parameters()])
 everybody = hvd.allgather(weights[None], name="weights")

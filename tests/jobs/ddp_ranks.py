@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_sparse.compression import Layers
-from hvd_sparse.ddp import LAGS, attach, load_checkpoint, save_checkpoint, sparse_allreduce
+from hvd_sparse.ddp import LAGS, attach, sparse_allreduce
 
 STRIDE, DEATH = 4, 10  # steps
 
@@ -77,7 +77,7 @@ def main() -> None:
         optimizer,
         LAGS(density=0.05, layers=Layers(min_numel=64), adaptive=False, warmup=None),
     )
-    saved = load_checkpoint(args.folder / args.name, model, optimizer)
+    saved = optimizer.exchange.load_checkpoint(args.folder / args.name, model)
     first_life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
     began = time.monotonic()
     try:
@@ -97,9 +97,9 @@ def main() -> None:
             if step == DEATH and args.call == "allreduce":
                 sparse_allreduce(torch.ones(8), torch.zeros(8))
             if step == DEATH and args.call == "save":
-                save_checkpoint(args.folder / args.name, model, optimizer)
+                optimizer.exchange.save_checkpoint(args.folder / args.name, model)
             if (step + 1) % STRIDE == 0:
-                save_checkpoint(args.folder / args.name, model, optimizer, step=step + 1)
+                optimizer.exchange.save_checkpoint(args.folder / args.name, model, step=step + 1)
     except Exception as error:
         seconds = time.monotonic() - began
         print(f"rank {rank} after {seconds:.1f} s: {type(error).__name__}: {error}", flush=True)

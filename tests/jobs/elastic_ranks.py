@@ -7,7 +7,6 @@ import numpy as np
 import torch
 
 import hvd_sparse.torch
-from hvd_sparse.torch import elastic_residuals, meet
 from tests.jobs.elastic_steps import TOLERANCE, die, parser, presets, train
 from tests.jobs.elastic_witness import COUNTED, Witness, a_count
 
@@ -50,7 +49,7 @@ def main() -> None:
         named_parameters=model.named_parameters(),
         compression=presets(hvd_sparse.torch)[args.compression],
     )
-    elastic_residuals(optimizer, args.policy)
+    optimizer.exchange.elastic_residuals = args.policy
     truth = torch.linspace(-1, 1, 16)
     witness = Witness(
         hvd,
@@ -78,7 +77,7 @@ def main() -> None:
 
     def check() -> None:
         if args.compression == "local":
-            meet(optimizer)
+            optimizer.exchange.meet()
         check_replicas(model)
 
     train(hvd, state, args, witness, step=step, check_replicas=check)

@@ -19,7 +19,7 @@ from typing import Any
 
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
-from hvd_sparse.compression import Layers, LocalSteps
+from hvd_sparse.compression import Layers, LocalSteps, Outer
 from tests.jobs.elastic_witness import Witness
 
 STEPS_EACH = 8
@@ -49,7 +49,7 @@ def presets(module: Any) -> dict[str, Any]:
         "local": module.TopK(
             density=0.25,
             layers=Layers(min_numel=1),
-            local_steps=LocalSteps(every=3, outer=module.Outer(lr=0.7, momentum=0.5)),
+            local_steps=LocalSteps(every=3, outer=Outer(lr=0.7, momentum=0.5)),
         ),
     }
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse.tensorflow
-from hvd_sparse.tensorflow import elastic_residuals, meet, registry, saved_state
+from hvd_sparse.tensorflow import Exchange, registry, saved_state
 from tests.jobs.elastic_steps import TOLERANCE, die, parser, presets, train
 from tests.jobs.elastic_witness import COUNTED, Witness, a_count
 
@@ -71,7 +71,7 @@ def main() -> None:
     model = Net()
     model((tf.zeros((1, 16)), tf.zeros((1, *COUNTED))))
     compression = presets(hvd_sparse.tensorflow)[args.compression]
-    elastic_residuals(args.policy)
+    Exchange(model.trainable_variables).elastic_residuals = args.policy
     witness = Witness(
         hvd,
         residual=counted_residual,
@@ -114,7 +114,7 @@ def main() -> None:
 
     def check() -> None:
         if args.compression == "local":
-            meet(optimizer)
+            optimizer.exchange.meet()
         check_replicas(model)
 
     train(hvd, state, args, witness, step=step, check_replicas=check)

@@ -22,7 +22,7 @@ import torch
 from benchmarks.gloo_world import prepare
 from hvd_sparse import _core
 from hvd_sparse.compression import Layers, LocalSteps
-from hvd_sparse.torch import LAGS, mark_step
+from hvd_sparse.torch import LAGS
 
 # Seconds after its backward pass at which a rank of this model is exchanging.
 EXCHANGING_SECONDS = 0.02
@@ -103,7 +103,7 @@ def main() -> None:
             time.sleep(COMPUTING_SECONDS)
         if held and not victim:
             time.sleep(COMPUTING_SECONDS)
-        mark_step(optimizer, f"batch {step}")
+        optimizer.exchange.mark_step(f"batch {step}")
         optimizer.zero_grad()
         model(torch.randn(8, 256)).square().mean().backward()
         if breaks and fault == "kill in wait":

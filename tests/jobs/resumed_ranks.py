@@ -21,12 +21,10 @@ import tensorflow as tf
 from hvd_sparse.compression import Compression, Layers, Warmup
 from hvd_sparse.tensorflow import (
     LAGS,
+    Exchange,
     GaussianK,
     GTopK,
-    load_checkpoint,
     prepare,
-    save_checkpoint,
-    tuning,
 )
 from hvd_sparse.tensorflow.registry import find_exchange
 from hvd_sparse.tuning import tuner
@@ -74,7 +72,7 @@ def by_tape(compression: Compression, folder: Path, first: int, last: int) -> It
     variables = model.trainable_variables
     if first > 0:
         prepare(variables, compression)
-        found = load_checkpoint(folder, model, optimizer)
+        found = optimizer.exchange.load_checkpoint(folder, model)
         assert found == {"step": first}, found
 
     @tf.function
@@ -87,7 +85,7 @@ def by_tape(compression: Compression, folder: Path, first: int, last: int) -> It
 
     for step in range(first, last):
         take_step(*(tf.constant(one) for one in batch(step)))
-    save_checkpoint(folder, model, optimizer, step=last)
+    optimizer.exchange.save_checkpoint(folder, model, step=last)
     yield from results(model, optimizer, variables)
 
 
@@ -98,12 +96,12 @@ def by_keras(compression: Compression, folder: Path, first: int, last: int) -> I
     model.compile(optimizer=optimizer, loss="mse")
     if first > 0:
         prepare(model.trainable_variables, compression, optimizer=optimizer)
-        found = load_checkpoint(folder, model, optimizer)
+        found = optimizer.exchange.load_checkpoint(folder, model)
         assert found == {"step": first}, found
     for step in range(first, last):
         optimizer.learning_rate = 0.01 * 0.9**step
         model.train_on_batch(*batch(step))
-    save_checkpoint(folder, model, optimizer, step=last)
+    optimizer.exchange.save_checkpoint(folder, model, step=last)
     yield from results(model, optimizer, optimizer)
 
 
@@ -114,7 +112,7 @@ def results(
     yield from (one.numpy() for one in [*model.variables, *optimizer.variables])
     exchange = find_exchange(target)
     assert exchange is not None
-    assert exchange.tuner is None or tuning(target).stage is tuner.Stage.SETTLED
+    assert exchange.tuner is None or Exchange(target).tuning.stage is tuner.Stage.SETTLED
     yield from (part.numpy() for part in exchange.residuals().values())
     yield from (part.numpy() for part in exchange.sparsifier_states().values())
 

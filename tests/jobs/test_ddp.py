@@ -15,6 +15,23 @@ from tests.marks import long
 PROGRAM = "tests/jobs/ddp_ranks.py"
 STEPS = 14
 
+# Rank 1 stays away from an exchange for longer than its process group's timeout.
+ABSENT = """
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from hvd_sparse.ddp import sparse_allreduce
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=3))
+ones, residual = torch.ones(2000), torch.zeros(2000)
+sparse_allreduce(ones, residual)
+time.sleep(60 * dist.get_rank())
+sparse_allreduce(ones, residual)
+"""
+
 
 def torchrun(ranks, program, *, options=(), timeout=120):
     """Runs `torchrun --nproc-per-node RANKS PROGRAM...`."""
@@ -70,6 +87,13 @@ def test_a_killed_rank_ends_any_call_on_all_others_with_its_number(tmp_path, cal
         told = re.search(rf"rank {rank} after ([\d.]+) s: PeerLostError: .*rank 2", output)
         assert told, output
         assert float(told[1]) < 10
+
+
+def test_a_rank_that_stays_away_is_given_up_after_the_timeout_of_its_group(tmp_path):
+    (tmp_path / "absent.py").write_text(ABSENT)
+    job = torchrun(2, [str(tmp_path / "absent.py")], timeout=50)
+    assert job.status == 1
+    assert re.search(r"ExchangeTimeoutError: .*gave up waiting for rank 1 after 3 s", job.output)
 
 
 @pytest.mark.long  # a restarted job goes on above, and test_ddp_adapters.py trains and resumes

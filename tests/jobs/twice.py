@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.gloo_world import prepare
 from hvd_sparse.compression import Layers
-from hvd_sparse.torch import LAGS, stats
+from hvd_sparse.torch import LAGS
 
 model = torch.nn.Linear(64, 32)
 optimizers = []
@@ -32,5 +32,5 @@ for life, place in enumerate(sys.argv[1:], start=1):
         optimizer.zero_grad()
         model(torch.randn(8, 64)).square().mean().backward()
         optimizer.step()
-    print(f"life {life} over {stats(optimizer).last.transport} is done", flush=True)
+    print(f"life {life} over {optimizer.exchange.stats.last.transport} is done", flush=True)
     hvd.shutdown()

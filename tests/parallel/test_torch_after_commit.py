@@ -18,7 +18,7 @@ from hvd_sparse import log
 from hvd_sparse.compression import Layers
 from hvd_sparse.errors import ExchangeFailedError, UnsupportedError
 from hvd_sparse.pytorch.attachment import attachment_of
-from hvd_sparse.torch import LAGS, TopK, watch
+from hvd_sparse.torch import LAGS, TopK
 from tests.parallel.torch_ranks import (
     CULPRIT,
     Toy,
@@ -235,7 +235,7 @@ def test_a_watcher_that_fails_on_one_rank_does_not_keep_that_rank_from_the_step(
     def fail(metrics, step):
         raise OSError("no space left on device")
 
-    on_the_culprit(lambda: watch(optimizer, fail))
+    on_the_culprit(lambda: optimizer.exchange.watch(fail))
     for step in range(3):
         optimizer.zero_grad()
         model.backward(integer_gradients(model, step))

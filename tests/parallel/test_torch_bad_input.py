@@ -8,7 +8,7 @@ import torch
 
 from hvd_sparse.compression import Layers
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
-from hvd_sparse.torch import LAGS, GTopK, TopK, stats
+from hvd_sparse.torch import LAGS, GTopK, TopK
 from tests.parallel.torch_ranks import (
     SHAPES,
     Toy,
@@ -105,7 +105,7 @@ def test_a_refused_step_before_a_new_launch_order_changes_nothing(bad):
         else:
             model.backward(gradients)
             optimizer.step()
-            assert len(stats(optimizer).last.buckets) == 2
+            assert len(optimizer.exchange.stats.last.buckets) == 2
             assert_nothing_is_lost(model, step, before, optimizer, gradients)
 
 

@@ -13,7 +13,7 @@ from hvd_sparse.compression import Feedback
 from hvd_sparse.errors import CheckpointMismatchError
 from hvd_sparse.pytorch import checkpoint as checkpoint_of_torch
 from hvd_sparse.state import checkpoint_folder
-from hvd_sparse.torch import GaussianK, load_checkpoint, save_checkpoint
+from hvd_sparse.torch import GaussianK
 from tests.checkpoints import pretend_twice_as_many_ranks
 from tests.framework_laws import checkpoint, laws_in
 from tests.parallel.torch_checkpoints import (
@@ -49,7 +49,7 @@ def own_folder(folder, monkeypatch):
 def test_machines_of_which_some_have_a_later_one_go_on_from_what_all_have(own_folder, monkeypatch):
     model, optimizer = new(SIMPLE)
     train(model, optimizer, [0])
-    save_checkpoint(own_folder, model, optimizer, epoch=1)
+    optimizer.exchange.save_checkpoint(own_folder, model, epoch=1)
     weights = [p.detach().clone() for p in model.parameters()]
 
     def full_disk(*_):
@@ -60,14 +60,14 @@ def test_machines_of_which_some_have_a_later_one_go_on_from_what_all_have(own_fo
         with monkeypatch.context() as here, pytest.raises(OSError, match="no space left"):
             if hvd.rank() == hvd.size() - 1:
                 here.setattr(checkpoint_folder, "put_in_place", full_disk)
-            save_checkpoint(own_folder, model, optimizer, epoch=epoch)
+            optimizer.exchange.save_checkpoint(own_folder, model, epoch=epoch)
         assert ("last.old" in names_beside(own_folder)) == (hvd.rank() < hvd.size() - 1)
         twin, resumed = new(SIMPLE)
-        assert load_checkpoint(own_folder, twin, resumed) == {"epoch": 1}
+        assert resumed.exchange.load_checkpoint(own_folder, twin) == {"epoch": 1}
         assert all(torch.equal(p, q) for p, q in zip(twin.parameters(), weights, strict=True))
-    save_checkpoint(own_folder, model, optimizer, epoch=4)
+    optimizer.exchange.save_checkpoint(own_folder, model, epoch=4)
     assert names_beside(own_folder) == ["last"]
-    assert load_checkpoint(own_folder, model, optimizer) == {"epoch": 4}
+    assert optimizer.exchange.load_checkpoint(own_folder, model) == {"epoch": 4}
 
 
 @several_ranks
@@ -75,7 +75,7 @@ def test_machines_without_a_checkpoint_in_common_are_named_and_nothing_changes(o
     model, optimizer = new(SIMPLE)
     train(model, optimizer, [0])
     for _ in range(2):
-        save_checkpoint(own_folder, model, optimizer)
+        optimizer.exchange.save_checkpoint(own_folder, model)
         if hvd.rank() == hvd.size() - 1 and not own_folder.with_name("kept").exists():
             shutil.copytree(own_folder, own_folder.with_name("kept"))
     twin, resumed = new(SIMPLE)
@@ -87,7 +87,7 @@ def test_machines_without_a_checkpoint_in_common_are_named_and_nothing_changes(o
             if left == "another":
                 own_folder.with_name("kept").rename(own_folder)
         with pytest.raises(CheckpointMismatchError, match=match):
-            load_checkpoint(own_folder, twin, resumed)
+            resumed.exchange.load_checkpoint(own_folder, twin)
     assert all(not p.any() for p in twin.parameters())
 
 
@@ -97,9 +97,9 @@ def test_what_was_written_from_a_gpu_loads_where_there_is_none(policy, folder, m
     train(model, optimizer, range(3))
     with monkeypatch.context() as there:
         there.setattr(torch.serialization, "location_tag", lambda _: "cuda:3")
-        save_checkpoint(folder, model, optimizer, tensor=torch.ones(2))
+        optimizer.exchange.save_checkpoint(folder, model, tensor=torch.ones(2))
     twin, resumed = new(SIMPLE)
-    found = load_checkpoint(folder, twin, resumed, residuals=policy)
+    found = resumed.exchange.load_checkpoint(folder, twin, residuals=policy)
     assert found["tensor"].device.type == "cpu"
     assert all(
         torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True)
@@ -113,11 +113,11 @@ def test_random_numbers_of_a_gpu_go_on(folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda of: states[of])
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, of: states.update({of: state}))
     model, optimizer = new(SIMPLE)
-    save_checkpoint(folder, model, optimizer)
+    optimizer.exchange.save_checkpoint(folder, model)
     states[device] = torch.zeros(16, dtype=torch.uint8) + 99
-    load_checkpoint(folder, model, optimizer, residuals="reset")
+    optimizer.exchange.load_checkpoint(folder, model, residuals="reset")
     assert bool((states[device] == 99).all())
-    load_checkpoint(folder, model, optimizer)
+    optimizer.exchange.load_checkpoint(folder, model)
     assert bool((states[device] == hvd.rank()).all())
 
 
@@ -126,13 +126,13 @@ def test_the_rates_of_spread_residuals_are_those_of_the_checkpoint(folder):
     compression = GaussianK(feedback=Feedback(rescale=True), **FIXED)
     model, optimizer = new(compression)
     train(model, optimizer, range(3))
-    save_checkpoint(folder, model, optimizer)
+    optimizer.exchange.save_checkpoint(folder, model)
     if hvd.rank() == 0:
         pretend_twice_as_many_ranks(Path(folder), hvd.size())
     hvd.barrier()
     twin, resumed = new(compression)
     resumed.param_groups[0]["lr"] = 0.25
-    load_checkpoint(folder, twin, resumed, residuals="spread")
+    resumed.exchange.load_checkpoint(folder, twin, residuals="spread")
     rates = resumed.state_dict()["hvd_sparse"]["lrs"]
     assert all(rates[name] == 0.5 for name in residuals(optimizer))
 
@@ -142,4 +142,4 @@ def test_saving_between_backward_and_step_is_refused(folder):
     model, optimizer = new(SIMPLE)
     with pytest.raises(ON_ANY_RANK, match="save_checkpoint"):  # some ranks learn of it in backward
         model.backward(integer_gradients(model, 0))
-        save_checkpoint(folder, model, optimizer)
+        optimizer.exchange.save_checkpoint(folder, model)

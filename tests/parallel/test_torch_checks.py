@@ -11,7 +11,7 @@ import torch
 from hvd_sparse.compression import Layers
 from hvd_sparse.errors import InvalidArgumentError, RanksDisagreeError
 from hvd_sparse.ranks import transport
-from hvd_sparse.torch import LAGS, mark_step
+from hvd_sparse.torch import LAGS
 from tests.parallel.torch_ranks import (
     Toy,
     assert_nothing_is_lost,
@@ -40,7 +40,7 @@ def test_ranks_that_agree_exchange_as_ever(checks):
     model = Toy()
     optimizer = distribute(model, COMPRESSION)
     for step in range(3):
-        mark_step(optimizer, f"batch {step}")
+        optimizer.exchange.mark_step(f"batch {step}")
         optimizer.zero_grad()
         gradients = integer_gradients(model, step)
         before = residuals(optimizer)
@@ -87,7 +87,7 @@ def test_ranks_whose_groups_differ_in_order_agree(checks):
 def test_a_rank_at_another_batch_is_found_by_its_mark(checks):
     model = Toy()
     optimizer = distribute(model, COMPRESSION)
-    mark_step(optimizer, "batch 8" if hvd.rank() == LAST else "batch 7")
+    optimizer.exchange.mark_step("batch 8" if hvd.rank() == LAST else "batch 7")
     with pytest.raises(RanksDisagreeError, match=r"marked 'batch [78]'.*marked 'batch [78]'"):
         model.backward(integer_gradients(model, 0))
         optimizer.step()
@@ -116,6 +116,6 @@ def test_without_checks_marks_mean_nothing(monkeypatch):
     monkeypatch.delenv("HVD_SPARSE_CHECK", raising=False)
     model = Toy()
     optimizer = distribute(model, COMPRESSION)
-    mark_step(optimizer, f"rank {hvd.rank()}")
+    optimizer.exchange.mark_step(f"rank {hvd.rank()}")
     model.backward(integer_gradients(model, 0))
     optimizer.step()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hvd_sparse.compression import Layers
-from hvd_sparse.torch import LAGS, mark_step, watch
+from hvd_sparse.torch import LAGS
 from tests.parallel.torch_ranks import assert_same_on_all_ranks, distribute
 
 COMPRESSIONS = {
@@ -28,7 +28,7 @@ def train(compression, optimizer, *, compiled=lambda step: step, clips=False):
     optimizer = distribute(
         model, compression, optimizer=OPTIMIZERS[optimizer](model.parameters()), op=hvd.Average
     )
-    watch(optimizer, lambda *_: None)
+    optimizer.exchange.watch(lambda *_: None)
 
     def step(x, y):
         optimizer.zero_grad()
@@ -47,7 +47,7 @@ def train(compression, optimizer, *, compiled=lambda step: step, clips=False):
     generator = torch.Generator().manual_seed(hvd.rank())
     losses = []
     for number in range(STEPS):
-        mark_step(optimizer, f"step {number}")
+        optimizer.exchange.mark_step(f"step {number}")
         batch = [torch.randn(8, width, generator=generator) for width in (20, 4)]
         losses.append(step(*batch).item())
     weights = [p.detach() for p in model.parameters()]

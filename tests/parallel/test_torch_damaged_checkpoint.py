@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
-from hvd_sparse.torch import load_checkpoint, save_checkpoint
 from tests.checkpoints import (
     as_before_manifests,
     cut,
@@ -40,7 +39,7 @@ def saved(folder, steps=3, **extra):
     """Returns the model and the optimizer after saving their checkpoint."""
     model, optimizer = new()
     train(model, optimizer, range(steps))
-    save_checkpoint(folder, model, optimizer, **extra)
+    optimizer.exchange.save_checkpoint(folder, model, **extra)
     hvd.barrier()
     return model, optimizer
 
@@ -59,7 +58,7 @@ def assert_refused(folder, match, **options):
     train(twin, resumed, [5])
     before = state_of(twin, resumed)
     with pytest.raises(CheckpointMismatchError, match=match):
-        load_checkpoint(folder, twin, resumed, **options)
+        resumed.exchange.load_checkpoint(folder, twin, **options)
     for one, other in zip(before, state_of(twin, resumed), strict=True):
         assert torch.equal(one, other)
 
@@ -130,7 +129,7 @@ def test_what_is_no_checkpoint_is_kept_when_one_takes_its_place(folder):
     (kept,) = Path(folder).parent.glob("last.kept-*")
     assert (kept / "notes.txt").read_text() == "mine"
     assert names_beside(Path(folder)) == ["last", kept.name]
-    assert load_checkpoint(folder, model, optimizer) == {"epoch": 1}
+    assert optimizer.exchange.load_checkpoint(folder, model) == {"epoch": 1}
 
 
 def test_a_damaged_checkpoint_does_not_hide_that_the_former_is_whole(folder):
@@ -146,11 +145,13 @@ def test_a_damaged_checkpoint_does_not_hide_that_the_former_is_whole(folder):
     assert_refused(folder, r"shared.manifest is empty.*former one: move .*last away to load it")
     on_rank_0(shutil.copytree, Path(folder).parent, f"{Path(folder).parent}-copy")
     on_rank_0(lambda: Path(folder).rename(f"{folder}.damaged"))
-    assert load_checkpoint(folder, *new()) == {"epoch": 1}
+    twin, resumed = new()
+    assert resumed.exchange.load_checkpoint(folder, twin) == {"epoch": 1}
 
     beside = Path(f"{Path(folder).parent}-copy")  # a copy of the checkpoint, to be overwritten
-    save_checkpoint(beside / "last", model, optimizer, epoch=3)
-    assert load_checkpoint(beside / "last", *new()) == {"epoch": 3}
+    optimizer.exchange.save_checkpoint(beside / "last", model, epoch=3)
+    twin, resumed = new()
+    assert resumed.exchange.load_checkpoint(beside / "last", twin) == {"epoch": 3}
     names = names_beside(beside / "last")
     assert len(names) == 2
     assert names[1].startswith("last.kept-")
@@ -161,7 +162,7 @@ def test_a_checkpoint_without_digests_loads_with_a_warning(folder, caplog):
     on_rank_0(as_before_manifests, Path(folder))
     twin, resumed = new()
     with caplog.at_level(logging.WARNING, logger="hvd_sparse"):
-        assert load_checkpoint(folder, twin, resumed) == {"epoch": 1}
+        assert resumed.exchange.load_checkpoint(folder, twin) == {"epoch": 1}
     assert ("kept no digests" in caplog.text) == (hvd.rank() == 0)
     assert all(
         torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True)
@@ -206,19 +207,19 @@ def test_an_extra_object_that_could_not_be_loaded_is_refused_on_all_ranks(folder
     model, optimizer = saved(folder, epoch=1)
     thing = Path("/x") if hvd.rank() == hvd.size() - 1 else "/x"
     with pytest.raises(InvalidArgumentError, match=r"extra must be .*pathlib[\w.]*\.PosixPath"):
-        save_checkpoint(folder, model, optimizer, thing=thing)
-    assert load_checkpoint(folder, model, optimizer) == {"epoch": 1}
+        optimizer.exchange.save_checkpoint(folder, model, thing=thing)
+    assert optimizer.exchange.load_checkpoint(folder, model) == {"epoch": 1}
 
 
 def test_a_model_whose_state_could_not_be_loaded_is_refused_when_it_is_saved(folder, monkeypatch):
     model, optimizer = saved(folder, epoch=1)
     monkeypatch.setattr(type(model), "get_extra_state", lambda _: Path("/x"), raising=False)
     with pytest.raises(OSError, match=r"shared cannot be written: .*pathlib[\w.]*\.PosixPath"):
-        save_checkpoint(folder, model, optimizer, epoch=2)
+        optimizer.exchange.save_checkpoint(folder, model, epoch=2)
     hvd.barrier()
     assert names_beside(Path(folder)) == ["last"]
     monkeypatch.undo()
-    assert load_checkpoint(folder, model, optimizer) == {"epoch": 1}
+    assert optimizer.exchange.load_checkpoint(folder, model) == {"epoch": 1}
 
 
 def test_types_that_are_promised_come_back(folder):
@@ -228,7 +229,7 @@ def test_types_that_are_promised_come_back(folder):
         "torch": (torch.Size([2]), torch.float16, torch.ones(2)),
     }
     model, optimizer = saved(folder, **extra)
-    found = load_checkpoint(folder, model, optimizer)
+    found = optimizer.exchange.load_checkpoint(folder, model)
     assert torch.equal(found["torch"][2], extra["torch"][2])
     assert found["torch"][:2] == extra["torch"][:2]
     assert {k: v for k, v in found.items() if k != "torch"} == {
@@ -266,17 +267,17 @@ def test_two_jobs_do_not_save_to_one_folder_at_a_time(folder):
         hvd.barrier()
         match = r"another job is saving a checkpoint there \(host .*, process \d+, since .*UTC\)"
         with pytest.raises(OSError, match=match) as refused:
-            save_checkpoint(folder, model, optimizer, epoch=2)
+            optimizer.exchange.save_checkpoint(folder, model, epoch=2)
         assert other is None or f"process {other.pid}," in str(refused.value)
         assert names_beside(Path(folder)) == ["last", "last.lock", "last.making-ofanother"]
         hvd.barrier()
     hvd.barrier()  # the other job was killed: its leftovers are removed, and do not block this job
     assert "last.lock" in names_beside(Path(folder))
     hvd.barrier()
-    save_checkpoint(folder, model, optimizer, epoch=3)
+    optimizer.exchange.save_checkpoint(folder, model, epoch=3)
     hvd.barrier()
     assert names_beside(Path(folder)) == ["last"]
-    assert load_checkpoint(folder, model, optimizer) == {"epoch": 3}
+    assert optimizer.exchange.load_checkpoint(folder, model) == {"epoch": 3}
 
 
 def test_a_pickle_in_place_of_a_file_is_refused(folder):

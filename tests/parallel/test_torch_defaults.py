@@ -53,6 +53,6 @@ def test_nothing_is_lost_whatever_the_defaults_of_torch_are(defaults, adaptive):
             optimizer.step()
         assert_nothing_is_lost(model, step, before, optimizer, gradients)
     with DEFAULTS[defaults]():
-        emptied = optimizer.reset_residual(optimizer.state_dict())
+        emptied = optimizer.exchange.reset_residual(optimizer.state_dict())
         optimizer.load_state_dict(emptied)
     assert not any(part.any() for part in residuals(optimizer).values())

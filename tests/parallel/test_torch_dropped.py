@@ -13,7 +13,7 @@ import torch
 from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.errors import HvdSparseError
 from hvd_sparse.pytorch.attachment import attachment_of
-from hvd_sparse.torch import LAGS, TopK, watch
+from hvd_sparse.torch import LAGS, TopK
 from tests.parallel.torch_ranks import ON_ANY_RANK, Toy, distribute, integer_gradients
 
 COMPRESSIONS = {
@@ -73,7 +73,7 @@ def test_descriptors_threads_and_gradients_go_with_the_optimizer(
 
 
 def with_watch(optimizer):
-    watch(optimizer, lambda *_: None)
+    optimizer.exchange.watch(lambda *_: None)
 
 
 def with_scheduler(optimizer):

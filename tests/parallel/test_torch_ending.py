@@ -16,7 +16,7 @@ from hvd_sparse.compression import Layers
 from hvd_sparse.errors import ExchangeFailedError
 from hvd_sparse.exchange import core_handle
 from hvd_sparse.pytorch.attachment import attachment_of
-from hvd_sparse.torch import LAGS, host, replan, save_checkpoint
+from hvd_sparse.torch import LAGS, host
 from tests.parallel.torch_ranks import (
     CULPRIT,
     Toy,
@@ -69,10 +69,10 @@ LATER = {
     "step": lambda model, optimizer, _: optimizer.step(),
     "synchronize": lambda model, optimizer, _: optimizer.synchronize(),
     "load": lambda model, optimizer, _: optimizer.load_state_dict(optimizer.state_dict()),
-    "reset": lambda model, optimizer, _: optimizer.reset_residual(),
+    "reset": lambda model, optimizer, _: optimizer.exchange.reset_residual(),
     "passes": lambda model, optimizer, _: optimizer.set_backward_passes_per_step(2),
-    "replan": lambda model, optimizer, _: replan(optimizer),
-    "save": lambda model, optimizer, folder: save_checkpoint(folder, model, optimizer),
+    "replan": lambda model, optimizer, _: optimizer.exchange.replan(),
+    "save": lambda model, optimizer, folder: optimizer.exchange.save_checkpoint(folder, model),
 }
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.optim import optimizer as torch_optimizer
 
 from hvd_sparse.pytorch import in_flight
-from hvd_sparse.torch import Dense, load_checkpoint, mark_step, save_checkpoint, stats
+from hvd_sparse.torch import Dense
 from tests.gpus import DEVICE
 from tests.parallel.forward_training import (
     COMPRESSIONS,
@@ -68,7 +68,7 @@ def train(
             loss = functional.cross_entropy(model(words).flatten(0, 1), words.roll(1, 1).flatten())
             loss.backward()
         each_step(optimizer)
-        mark_step(optimizer, f"step {step}")
+        optimizer.exchange.mark_step(f"step {step}")
         optimizer.step()
         after_step(optimizer)
         schedule.step()
@@ -139,7 +139,7 @@ def test_steps_without_a_gradient_are_taken_as_usual():
             optimizer.zero_grad()  # else the usual way would take its averages for gradients
             optimizer.step()
         weights.append([p.detach().clone() for p in model.parameters()])
-        assert stats(optimizer).total.steps == 3
+        assert optimizer.exchange.stats.total.steps == 3
     assert_equal(*weights)
 
 
@@ -233,14 +233,14 @@ def test_a_training_that_is_resumed_goes_on_with_the_same_bits(name, folder, ver
     model, optimizer = new()
     steps(model, optimizer, 0)
     assert flying(model)
-    save_checkpoint(folder, model, optimizer, epoch=1)
+    optimizer.exchange.save_checkpoint(folder, model, epoch=1)
     steps(model, optimizer, 3)
     expected = [p.detach().clone() for p in model.parameters()]
     optimizer.state_dict()
 
     other, optimizer = new()
     steps(other, optimizer, 7)
-    assert load_checkpoint(folder, other, optimizer) == {"epoch": 1}
+    assert optimizer.exchange.load_checkpoint(folder, other) == {"epoch": 1}
     steps(other, optimizer, 3)
     assert_equal([p.detach() for p in other.parameters()], expected)
 

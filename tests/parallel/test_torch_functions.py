@@ -1,4 +1,4 @@
-"""sparse_allreduce and stats."""
+"""sparse_allreduce and the statistics of an exchange."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import horovod.torch as hvd
 import pytest
 import torch
 
+import hvd_sparse.torch
 from hvd_sparse.compression import Layers, Warmup
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
 from hvd_sparse.exchange.exchange import Exchange
-from hvd_sparse.torch import LAGS, SBC, GaussianK, GTopK, TopK, sparse_allreduce, stats
+from hvd_sparse.torch import LAGS, SBC, GaussianK, GTopK, TopK, sparse_allreduce
 from tests.dense_sums import DENSE_SUMS
 from tests.parallel.torch_ranks import (
     Toy,
@@ -208,12 +209,12 @@ def test_stats_tell_what_a_step_cost(preset):
         adaptive=False, density=0.1, layers=Layers(min_numel=64, bucket_numel=1000), warmup=warmup
     )
     optimizer = distribute(model, compression)
-    assert stats(optimizer).last is None
+    assert optimizer.exchange.stats.last is None
     for step in range(2):
         optimizer.zero_grad()
         model.backward(integer_gradients(model, step))
         optimizer.step()
-    last, sums = stats(optimizer).last, stats(optimizer).total
+    last, sums = optimizer.exchange.stats.last, optimizer.exchange.stats.total
     assert last.step == 1
     assert sums.steps == 2
     numels = {"last": 600, "second": 1000, "first": 1200}
@@ -241,5 +242,6 @@ def test_stats_tell_what_a_step_cost(preset):
 
 
 def test_stats_of_a_plain_optimizer_are_refused():
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     with pytest.raises(InvalidArgumentError, match="SGD has no sparse compression"):
-        stats(torch.optim.SGD([torch.zeros(1)], lr=1.0))
+        _ = hvd_sparse.torch.Exchange(optimizer).stats

@@ -20,7 +20,7 @@ from hvd_sparse.errors import (
 )
 from hvd_sparse.pytorch import forward
 from hvd_sparse.pytorch.attachment import require_attachment
-from hvd_sparse.torch import TopK, stats, watch
+from hvd_sparse.torch import TopK
 from tests.gpus import DEVICE
 from tests.parallel.forward_training import (
     COMPRESSIONS,
@@ -63,8 +63,8 @@ def test_a_step_does_not_wait_for_a_late_rank_and_the_next_use_does():
     assert flying(model)
     optimizer.state_dict()
     assert not flying(model)
-    assert stats(optimizer).last.step == 0
-    assert late or stats(optimizer).last.wait_seconds > 0.2
+    assert optimizer.exchange.stats.last.step == 0
+    assert late or optimizer.exchange.stats.last.wait_seconds > 0.2
 
 
 @several
@@ -117,12 +117,12 @@ def test_a_part_that_is_not_finite_is_refused_alone(bad):
         finite = gradients[bad].cpu().nan_to_num().flatten()
         assert torch.equal(kept[bad].float(), finite)
     assert_same_on_all_ranks(model.parameters())
-    assert stats(optimizer).last.step == 0
+    assert optimizer.exchange.stats.last.step == 0
     model.backward(integer_gradients(model, 1))
     optimizer.step()
     assert bool(model.get_parameter(bad).any())
     assert_same_on_all_ranks(model.parameters())
-    assert stats(optimizer).total.steps == 2
+    assert optimizer.exchange.stats.total.steps == 2
 
 
 @several
@@ -139,7 +139,7 @@ def test_at_the_end_a_refused_part_is_told_and_the_others_are_applied():
     assert not model.first.any()
     assert bool(model.last.any())
     optimizer.synchronize()  # nothing is left, and no step is taken
-    assert stats(optimizer).total.steps == 1
+    assert optimizer.exchange.stats.total.steps == 1
 
 
 @several
@@ -196,7 +196,7 @@ def test_one_rank_may_evaluate_alone():
         model.backward(integer_gradients(model, step))
         optimizer.step()
     assert_same_on_all_ranks(model.parameters())
-    assert stats(optimizer).total.steps == 3
+    assert optimizer.exchange.stats.total.steps == 3
 
 
 @several
@@ -290,13 +290,13 @@ def test_what_it_cannot_do_is_refused_before_anything_is_sent(kind, monkeypatch)
 def test_a_watcher_is_told_of_steps_that_have_ended():
     model, optimizer = start()
     told = []
-    watch(optimizer, lambda _, step: told.append(step))
+    optimizer.exchange.watch(lambda _, step: told.append(step))
     for step in range(1, 4):
         model.backward(integer_gradients(model, step))
         optimizer.step()
     assert told == [0, 1, 2]
     with pytest.raises(UnsupportedError, match="norms=True"):
-        watch(optimizer, print, norms=True)
+        optimizer.exchange.watch(print, norms=True)
 
 
 @several

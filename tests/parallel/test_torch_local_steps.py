@@ -10,7 +10,7 @@ from horovod.runner.elastic.worker import HostUpdateResult
 
 from hvd_sparse.compression import Layers, LocalSteps, Outer
 from hvd_sparse.errors import ExchangeFailedError
-from hvd_sparse.torch import Dense, TopK, local_steps, meet, stats
+from hvd_sparse.torch import Dense, TopK
 from tests.framework_laws import laws_in
 from tests.framework_laws import local_steps as laws
 from tests.parallel.torch_ranks import (
@@ -80,7 +80,7 @@ def test_ranks_meet_before_an_elastic_state_is_saved_and_begin_an_interval_with_
     for number in range(EVERY + 1):
         step(model, optimizer, number)
     state.commit()
-    assert stats(optimizer).last.step == 1
+    assert optimizer.exchange.stats.last.step == 1
     assert_same_on_all_ranks(model.parameters())
     committed, kept = weights_of(model), residuals(optimizer)
     assert any(bool(one.any()) for one in kept.values())
@@ -111,7 +111,7 @@ def test_what_ranks_did_since_they_met_is_not_lost_when_the_exchange_is_pooled()
     for name, param in model.named_parameters():
         kept = summed.get(f"kept of {name}", 0.0)
         assert torch.equal(summed[name] - kept, -hvd.size() * param.detach().double().flatten())
-    assert local_steps(optimizer) == EVERY
+    assert optimizer.exchange.local_steps == EVERY
 
 
 @several
@@ -121,7 +121,7 @@ def test_a_meeting_averages_the_statistics_of_a_model_where_it_is_asked_to():
     norm = torch.nn.BatchNorm1d(5)
     norm(torch.full((4, 5), float(hvd.rank())))
     own = hvd.allgather(norm.running_mean[None], name="own statistics")
-    meet(optimizer, norm)
+    optimizer.exchange.meet(norm)
     torch.testing.assert_close(norm.running_mean, own.mean(dim=0))
     assert_same_on_all_ranks(norm.buffers())
     assert int(norm.num_batches_tracked) == 1
@@ -132,4 +132,4 @@ def test_a_meeting_averages_the_statistics_of_a_model_where_it_is_asked_to():
 def test_statistics_of_other_models_are_refused_on_all_ranks():
     _, optimizer = made(SPARSE)
     with pytest.raises(ExchangeFailedError, match="buffers can be averaged only if"):
-        meet(optimizer, torch.nn.BatchNorm1d(5 + hvd.rank()))
+        optimizer.exchange.meet(torch.nn.BatchNorm1d(5 + hvd.rank()))

@@ -187,7 +187,7 @@ def test_state_does_not_change_while_gradients_are_in_flight(action):
     state = optimizer.state_dict()
     actions = {
         "load_state_dict": lambda: optimizer.load_state_dict(state),
-        "reset_residual": optimizer.reset_residual,
+        "reset_residual": optimizer.exchange.reset_residual,
         "passes": lambda: optimizer.set_backward_passes_per_step(2),
     }
 

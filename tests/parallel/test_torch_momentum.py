@@ -37,7 +37,7 @@ def test_reset_residual_empties_velocities_and_a_damaged_one_is_refused():
     state["hvd_sparse"]["velocities"]["bias"] = torch.zeros(3)
     with pytest.raises(CheckpointMismatchError, match="velocity of 'bias' is damaged"):
         optimizer.load_state_dict(state)
-    optimizer.reset_residual()
+    optimizer.exchange.reset_residual()
     assert not any(part.any() for part in velocities(optimizer).values())
 
 

@@ -12,7 +12,6 @@ import horovod.torch as hvd
 import pytest
 import torch
 
-from hvd_sparse.torch import load_checkpoint, save_checkpoint
 from tests.parallel.torch_checkpoints import names_beside, new, sparse_verdict, train
 from tests.parallel.torch_ranks import a_name
 from tests.power_cut import Disk, Pulled
@@ -27,9 +26,9 @@ def test_what_was_renamed_had_been_synced(folder, tmp_path_factory, monkeypatch)
     train(model, optimizer, range(2))
     with monkeypatch.context() as here:
         Pulled(here, Path(notes), Path(folder))
-        save_checkpoint(folder, model, optimizer, epoch=2)
+        optimizer.exchange.save_checkpoint(folder, model, epoch=2)
     twin, resumed = new()
-    assert load_checkpoint(folder, twin, resumed) == {"epoch": 2}
+    assert resumed.exchange.load_checkpoint(folder, twin) == {"epoch": 2}
     assert all(
         torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True)
     )
@@ -59,7 +58,7 @@ def test_a_power_cut_at_any_moment_leaves_a_whole_checkpoint(folder, monkeypatch
     def save(epoch):
         train(model, optimizer, [epoch])
         weights[epoch] = [p.detach().clone() for p in model.parameters()]
-        save_checkpoint(place, model, optimizer, epoch=epoch)
+        optimizer.exchange.save_checkpoint(place, model, epoch=epoch)
 
     try:
         save(1)
@@ -79,7 +78,7 @@ def test_a_power_cut_at_any_moment_leaves_a_whole_checkpoint(folder, monkeypatch
         for image in images:
             on_rank_0(lambda image=image: Disk.mount(image, copy))
             twin, resumed = new()
-            found = load_checkpoint(copy / "run" / "last", twin, resumed)
+            found = resumed.exchange.load_checkpoint(copy / "run" / "last", twin)
             epochs.append(found["epoch"])
             for p, q in zip(twin.parameters(), weights[epochs[-1]], strict=True):
                 assert torch.equal(p, q)
@@ -113,20 +112,20 @@ def test_a_full_disk_is_told_as_such_and_keeps_the_former_checkpoint(folder):
 def save_until_full(small_disk):
     model, optimizer = new()
     train(model, optimizer, [0])
-    save_checkpoint(small_disk / "last", model, optimizer, epoch=1)
+    optimizer.exchange.save_checkpoint(small_disk / "last", model, epoch=1)
     big = torch.ones(1 << 19)
     with pytest.raises(OSError, match=r"No space left on device.*last\.making-\w+/"):
-        save_checkpoint(small_disk / "last", model, optimizer, epoch=2, big=big)
+        optimizer.exchange.save_checkpoint(small_disk / "last", model, epoch=2, big=big)
     hvd.barrier()
     assert names_beside(small_disk / "last") == ["last"]
-    assert load_checkpoint(small_disk / "last", model, optimizer) == {"epoch": 1}
-    save_checkpoint(small_disk / "last", model, optimizer, epoch=2)
-    assert load_checkpoint(small_disk / "last", model, optimizer) == {"epoch": 2}
+    assert optimizer.exchange.load_checkpoint(small_disk / "last", model) == {"epoch": 1}
+    optimizer.exchange.save_checkpoint(small_disk / "last", model, epoch=2)
+    assert optimizer.exchange.load_checkpoint(small_disk / "last", model) == {"epoch": 2}
 
 
 def test_a_disk_that_is_full_when_files_are_synced_is_told_as_such(folder, monkeypatch):
     model, optimizer = new()
-    save_checkpoint(folder, model, optimizer, epoch=1)
+    optimizer.exchange.save_checkpoint(folder, model, epoch=1)
 
     def full(_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -138,7 +137,7 @@ def test_a_disk_that_is_full_when_files_are_synced_is_told_as_such(folder, monke
         if hvd.size() == 1:
             told = "No space left on device"  # rank 0 makes the folder, too
         with pytest.raises(OSError, match=told):
-            save_checkpoint(folder, model, optimizer, epoch=2)
+            optimizer.exchange.save_checkpoint(folder, model, epoch=2)
     hvd.barrier()
     assert names_beside(Path(folder)) == ["last"]
-    assert load_checkpoint(folder, model, optimizer) == {"epoch": 1}
+    assert optimizer.exchange.load_checkpoint(folder, model) == {"epoch": 1}

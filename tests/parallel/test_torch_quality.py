@@ -6,7 +6,7 @@ import horovod.torch as hvd
 import pytest
 
 from hvd_sparse.compression import Feedback, Layers
-from hvd_sparse.torch import TopK, watch
+from hvd_sparse.torch import TopK
 from tests.framework_laws import laws_in, quality
 from tests.parallel.torch_ranks import Toy, distribute, integer_gradients
 
@@ -21,7 +21,7 @@ def test_it_is_measured_when_asked_for_and_watched():
     model = Toy()
     optimizer = distribute(model, TopK(feedback=Feedback(quality_every=2), **OPTIONS))
     told = []
-    watch(optimizer, lambda metrics, step: told.append(metrics))
+    optimizer.exchange.watch(lambda metrics, step: told.append(metrics))
     for step in range(4):
         optimizer.zero_grad()
         model.backward(integer_gradients(model, step))

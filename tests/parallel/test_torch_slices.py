@@ -10,7 +10,7 @@ import torch
 
 from hvd_sparse.compression import Layers
 from hvd_sparse.errors import NonFiniteGradientError
-from hvd_sparse.torch import Dense, stats
+from hvd_sparse.torch import Dense
 from tests.gpus import DEVICE
 from tests.parallel.forward_training import several
 from tests.parallel.torch_ranks import (
@@ -41,7 +41,7 @@ def train(compression, *, steps=5, dtype=torch.float32, **options):
         optimizer.zero_grad()
     kept = residuals(optimizer)
     assert_same_on_all_ranks(model.parameters())
-    return [p.detach().clone() for p in model.parameters()], kept, stats(optimizer).last
+    return [p.detach().clone() for p in model.parameters()], kept, optimizer.exchange.stats.last
 
 
 @several

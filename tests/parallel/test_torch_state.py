@@ -11,7 +11,7 @@ import torch
 
 from hvd_sparse.compression import Layers, Warmup
 from hvd_sparse.errors import CheckpointMismatchError
-from hvd_sparse.torch import LAGS, TopK, stats
+from hvd_sparse.torch import LAGS, TopK
 from tests.parallel.torch_ranks import (
     Toy,
     assert_nothing_is_lost,
@@ -103,9 +103,9 @@ def test_a_state_of_another_rank_is_refused_and_can_be_reset():
             optimizer.load_state_dict(state)
         for name, residual in residuals(optimizer).items():
             assert torch.equal(residual, kept[name])
-        with pytest.raises(CheckpointMismatchError, match=r"optimizer.reset_residual\(state_dict"):
+        with pytest.raises(CheckpointMismatchError, match=r"optimizer.exchange.reset_residual\(st"):
             optimizer.load_state_dict(state)
-        optimizer.load_state_dict(optimizer.reset_residual(state))
+        optimizer.load_state_dict(optimizer.exchange.reset_residual(state))
         assert "hvd_sparse" in state
         assert not any(residual.any() for residual in residuals(optimizer).values())
     else:
@@ -202,7 +202,7 @@ def test_reset_residual_empties_this_ranks_residuals():
     model = Toy()
     optimizer = new_optimizer(model, "SGD")
     train(model, optimizer, range(2))
-    assert optimizer.reset_residual() is None
+    assert optimizer.exchange.reset_residual() is None
     before = residuals(optimizer)
     assert not any(r.any() for r in before.values())
     gradients = integer_gradients(model, 5)
@@ -238,7 +238,7 @@ def test_the_state_is_broadcast_and_residuals_stay(kind, loaded):
     for p, value in zip(resumed.parameters(), at_start, strict=True):
         assert torch.equal(p, value)
         assert p.grad is None
-    assert stats(optimizer).total.steps == 0
+    assert optimizer.exchange.stats.total.steps == 0
     for name, residual in residuals(optimizer).items():
         expected = kept[name] if has_state else torch.zeros_like(residual)
         assert torch.equal(residual, expected)
@@ -262,7 +262,7 @@ def test_a_warm_up_goes_on_where_rank_0_was(others):
     asked = []
     for step in range(3):
         train(model, optimizer, [step])
-        last = stats(optimizer).last
+        last = optimizer.exchange.stats.last
         asked.append(round(last.density_asked, 2) if last else None)
     assert hvd.size() == 1 or asked == [0.1, 0.01, 0.01]
     assert_same_on_all_ranks(model.parameters())
@@ -287,7 +287,7 @@ def test_ranks_draw_the_same_entries_wherever_residuals_were_lost(others):
     state = hvd.broadcast_object(optimizer.state_dict(), 0, name="state")
     if others == "reset theirs":
         if hvd.rank() > 0:
-            optimizer.reset_residual()
+            optimizer.exchange.reset_residual()
     elif others == "went on":  # and rank 0 goes back
         counts += [entries(model, optimizer, step) for step in range(3, 5)]
         take_over_from_rank_0(optimizer, state, "get it broadcast")

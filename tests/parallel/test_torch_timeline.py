@@ -12,7 +12,7 @@ import torch
 from hvd_sparse.compression import Layers
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError
 from hvd_sparse.timeline import timeline
-from hvd_sparse.torch import LAGS, Dense, GTopK, TopK, stats
+from hvd_sparse.torch import LAGS, Dense, GTopK, TopK
 from tests.parallel.torch_ranks import CULPRIT, Toy, distribute, integer_gradients
 from tests.traces import read_trace
 
@@ -46,7 +46,7 @@ def test_every_bucket_and_every_step_is_there(file_of_each_rank, preset):
         optimizer.zero_grad()
         model.backward(integer_gradients(model, step))
         optimizer.step()
-        told.append(stats(optimizer).last)
+        told.append(optimizer.exchange.stats.last)
     finish()
 
     trace = read_trace(file_of_each_rank)

@@ -81,7 +81,7 @@ def test_a_bad_gradient_is_refused_by_all_though_one_rank_has_reset_its_residual
         model.backward(integer_gradients(model, step))
         optimizer.step()
     if odd:
-        optimizer.reset_residual()
+        optimizer.exchange.reset_residual()
     before = residuals(optimizer)
     assert any(residual.any() for residual in before.values()) != odd
     backward_with_nan(model, optimizer, CYCLE)

@@ -10,7 +10,7 @@ import torch
 
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.pytorch import places
-from hvd_sparse.torch import replan, stats, tuning
+from hvd_sparse.torch import Exchange
 from hvd_sparse.tuning.tuner import Stage
 from tests.device_time import LateEvent
 from tests.framework_laws import laws_in
@@ -61,11 +61,11 @@ def test_a_checkpoint_of_rank_0_alone_goes_on_on_all_ranks(verdict, sparse, othe
     resumed = distribute(twin, COMPRESSION)
     twin.load_state_dict(model.state_dict())
     take_over_from_rank_0(resumed, state, others)
-    assert tuning(resumed) == tuning(optimizer)
+    assert resumed.exchange.tuning == optimizer.exchange.tuning
     owed = [bool(residual.any()) for residual in residuals(resumed).values()]
     assert any(owed) == (sparse and hvd.rank() == 0)
     for _ in train(twin, resumed, range(CYCLE + 1, CYCLE + 1 + DENSE_STEPS + 2)):
-        assert len(stats(resumed).last.buckets) == int(sparse)
+        assert len(resumed.exchange.stats.last.buckets) == int(sparse)
         assert_same_on_all_ranks(twin.parameters())
 
 
@@ -83,7 +83,7 @@ def test_all_ranks_begin_again_where_rank_0_had_not_settled(verdict, dtype):
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     seen = []
     for _ in train(model, optimizer, range(CYCLE + 1, 2 * CYCLE + 1)):
-        seen.append(len(stats(optimizer).last.buckets))
+        seen.append(len(optimizer.exchange.stats.last.buckets))
         assert_same_on_all_ranks(model.parameters())
     assert seen == [0] * DENSE_STEPS + [1] * DENSE_STEPS
 
@@ -118,11 +118,11 @@ def test_with_other_nodes_residuals_go_on_and_the_plan_does_not(verdict, caplog)
     said = [one.message for one in caplog.records if "found anew" in one.message]
     assert len(said) == (1 if hvd.rank() == 0 else 0)
     assert all("ranks on a node was" in message for message in said)
-    assert tuning(resumed).stage is Stage.DENSE
+    assert resumed.exchange.tuning.stage is Stage.DENSE
     for name, residual in residuals(optimizer).items():
         assert torch.equal(residual, residuals(resumed)[name])
     steps = train(twin, resumed, range(CYCLE + 1, 2 * CYCLE + 2))
-    seen = [len(stats(resumed).last.buckets) for _ in steps]
+    seen = [len(resumed.exchange.stats.last.buckets) for _ in steps]
     assert seen == [0] * DENSE_STEPS + [1] * DENSE_STEPS + [1]
     assert_same_on_all_ranks(twin.parameters())
 
@@ -145,7 +145,7 @@ def test_gradients_of_a_device_are_tuned_by_its_own_time(verdict, monkeypatch):
     optimizer = distribute(model, COMPRESSION)
     asked.clear()  # requests of measuring machine and network
     list(train(model, optimizer, range(CYCLE), dtype=torch.float32))
-    found = tuning(optimizer)
+    found = optimizer.exchange.tuning
     assert found.stage is Stage.SETTLED
     assert found.select_on == "engine"
     assert found.dense_seconds > 0
@@ -162,9 +162,10 @@ def test_replan_between_backward_and_step_is_refused(verdict):
     optimizer = distribute(model, COMPRESSION)
     with pytest.raises(ON_ANY_RANK, match="replan"):  # some ranks learn of it in backward
         model.backward(integer_gradients(model, 0))
-        replan(optimizer)
+        optimizer.exchange.replan()
 
 
 def test_an_optimizer_without_sparse_gradients_has_no_tuning():
+    optimizer = torch.optim.SGD(Toy().parameters(), lr=1.0)
     with pytest.raises(InvalidArgumentError, match="has no sparse compression"):
-        tuning(torch.optim.SGD(Toy().parameters(), lr=1.0))
+        _ = Exchange(optimizer).tuning

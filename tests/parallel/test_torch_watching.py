@@ -8,7 +8,7 @@ import torch
 
 from hvd_sparse.compression import Layers
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.torch import Dense, GTopK, stats, summary, watch
+from hvd_sparse.torch import Dense, Exchange, GTopK
 from tests.parallel.torch_ranks import (
     Toy,
     distribute,
@@ -32,12 +32,14 @@ def test_every_so_many_steps_are_told_with_their_numbers():
     model = Toy()
     optimizer = distribute(model, COMPRESSION)
     told = []
-    watch(optimizer, lambda metrics, step: told.append((step, metrics)), every=2, norms=True)
+    optimizer.exchange.watch(
+        lambda metrics, step: told.append((step, metrics)), every=2, norms=True
+    )
     train(model, optimizer, range(5))
     assert [step for step, _ in told] == [0, 2, 4]
     last = told[-1][1]
     assert last["sparse"] == 1
-    assert last["bytes_sent"] == stats(optimizer).last.bytes_sent
+    assert last["bytes_sent"] == optimizer.exchange.stats.last.bytes_sent
     left = torch.cat(list(residuals(optimizer).values()))
     assert last["residual_norm"] == pytest.approx(float(left.norm()))
     gradient = torch.cat([p.grad.flatten() for p in model.parameters()]).double()
@@ -49,9 +51,9 @@ def test_every_so_many_steps_are_told_with_their_numbers():
 def test_the_summary_counts_all_steps():
     model = Toy()
     optimizer = distribute(model, COMPRESSION)
-    assert summary(optimizer) == "no step was exchanged"
+    assert optimizer.exchange.summary() == "no step was exchanged"
     train(model, optimizer, range(3))
-    assert summary(optimizer).startswith("3 steps, 3 of them sparse: ")
+    assert optimizer.exchange.summary().startswith("3 steps, 3 of them sparse: ")
 
 
 @several_ranks
@@ -59,7 +61,7 @@ def test_the_summary_of_a_dense_sum_tells_what_it_saves():
     model = Toy()
     optimizer = distribute(model, Dense(values="bfloat16"))
     train(model, optimizer, range(3))
-    line = summary(optimizer)
+    line = optimizer.exchange.summary()
     assert line.startswith("3 steps, 3 of them summed by hvd_sparse: ")
     assert "(uncompressed: " in line
     assert "waits" not in line
@@ -67,16 +69,17 @@ def test_the_summary_of_a_dense_sum_tells_what_it_saves():
 
 def test_one_rank_may_watch_too():
     optimizer = distribute(Toy(), COMPRESSION)
-    watch(optimizer, lambda metrics, step: None)
+    optimizer.exchange.watch(lambda metrics, step: None)
     if hvd.size() == 1:
-        assert "nobody" in summary(optimizer)
+        assert "nobody" in optimizer.exchange.summary()
 
 
 def test_bad_arguments_are_refused():
     optimizer = distribute(Toy(), COMPRESSION)
     with pytest.raises(InvalidArgumentError, match="every must"):
-        watch(optimizer, lambda metrics, step: None, every=0)
+        optimizer.exchange.watch(lambda metrics, step: None, every=0)
     with pytest.raises(InvalidArgumentError, match="got str"):
-        watch(optimizer, "runs")
+        optimizer.exchange.watch("runs")
+    plain = torch.optim.SGD(Toy().parameters(), lr=1.0)
     with pytest.raises(InvalidArgumentError, match="has no sparse compression"):
-        watch(torch.optim.SGD(Toy().parameters(), lr=1.0), lambda metrics, step: None)
+        Exchange(plain).watch(lambda metrics, step: None)

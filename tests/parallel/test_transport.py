@@ -15,7 +15,7 @@ from hvd_sparse.errors import InvalidArgumentError, RanksDisagreeError
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.ranks import transport
 from hvd_sparse.ranks.world import World
-from hvd_sparse.torch import TopK, stats
+from hvd_sparse.torch import TopK
 from tests import laws
 from tests.parallel.torch_ranks import Toy, distribute, integer_gradients
 
@@ -45,7 +45,7 @@ def test_statistics_name_the_transport():
     optimizer = distribute(model, TopK(density=0.1, layers=Layers(min_numel=64)))
     model.backward(integer_gradients(model, 0))
     optimizer.step()
-    assert stats(optimizer).last.transport == own_transport()
+    assert optimizer.exchange.stats.last.transport == own_transport()
 
 
 @pytest.mark.parametrize("means", ["mpi", "tcp"] if WITH_MPI else ["tcp"])

@@ -12,7 +12,6 @@ import torch
 
 from hvd_sparse.compression import Compression
 from hvd_sparse.errors import NonFiniteGradientError
-from hvd_sparse.torch import load_checkpoint, save_checkpoint
 from tests.frameworks import SHAPES, Arrays, Shapes
 from tests.gpus import DEVICE
 from tests.parallel.torch_ranks import Toy, a_name
@@ -80,10 +79,10 @@ class Model(TorchModel):
             scaler.step(self._optimizer)
 
     def save(self, folder: str | Path, **extra: Any) -> None:
-        save_checkpoint(folder, self._module, self._optimizer, **extra)
+        self._optimizer.exchange.save_checkpoint(folder, self._module, **extra)
 
     def load(self, folder: str | Path, **options: Any) -> dict[str, Any] | None:
-        return load_checkpoint(folder, self._module, self._optimizer, **options)
+        return self._optimizer.exchange.load_checkpoint(folder, self._module, **options)
 
 
 class Torch(TorchFramework):

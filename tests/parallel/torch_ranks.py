@@ -137,4 +137,4 @@ def take_over_from_rank_0(optimizer, state, others):
     if others == "get it broadcast":
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     elif hvd.rank() > 0:
-        optimizer.load_state_dict(optimizer.reset_residual(state))
+        optimizer.load_state_dict(optimizer.exchange.reset_residual(state))

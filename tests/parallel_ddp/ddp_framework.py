@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_sparse.compression import Compression
-from hvd_sparse.ddp import attach, load_checkpoint, save_checkpoint
+from hvd_sparse.ddp import Exchange, attach
 from hvd_sparse.errors import NonFiniteGradientError
 from tests.frameworks import SHAPES, Arrays, Shapes
 from tests.gpus import DEVICE
@@ -88,10 +88,10 @@ class Model(TorchModel):
         scaler.step(self._optimizer)
 
     def save(self, folder: str | Path, **extra: Any) -> None:
-        save_checkpoint(folder, self._ddp, self._optimizer, **extra)
+        Exchange(self._optimizer).save_checkpoint(folder, self._ddp, **extra)
 
     def load(self, folder: str | Path, **options: Any) -> dict[str, Any] | None:
-        return load_checkpoint(folder, self._ddp, self._optimizer, **options)
+        return Exchange(self._optimizer).load_checkpoint(folder, self._ddp, **options)
 
 
 class Ddp(TorchFramework):

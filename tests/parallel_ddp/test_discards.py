@@ -8,7 +8,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_sparse.compression import Feedback, Layers
-from hvd_sparse.ddp import LAGS, TopK, attach, stats
+from hvd_sparse.ddp import LAGS, TopK, attach
 from tests.gpus import DEVICE
 from tests.parallel_ddp.ddp_framework import BUCKET_MB
 from tests.parallel_ddp.networks import (
@@ -130,4 +130,4 @@ def test_a_module_that_is_wrapped_anew_keeps_its_optimizer_and_residuals(
         attach(ddp, optimizer, compression)
         assert all(np.array_equal(one, kept[name]) for name, one in residuals(optimizer).items())
     framework.assert_same_on_all_ranks(weights_of(module))
-    assert stats(optimizer).total.steps == 6
+    assert optimizer.exchange.stats.total.steps == 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import timedelta
 
 import pytest
 import torch
@@ -12,17 +13,12 @@ from torch.nn.parallel import DistributedDataParallel
 from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.ddp import (
     LAGS,
+    Exchange,
     GTopK,
     TopK,
     attach,
     host,
-    mark_step,
-    replan,
     sparse_allreduce,
-    stats,
-    summary,
-    tuning,
-    watch,
 )
 from hvd_sparse.errors import (
     ExchangeFailedError,
@@ -174,33 +170,54 @@ def test_the_functions_of_an_optimizer_are_those_of_horovods_interface(framework
     verdict(sparse=True)
     ddp = DistributedDataParallel(Toy().to(DEVICE))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-    attach(
+    exchange = attach(
         ddp,
         optimizer,
         LAGS(layers=Layers(min_numel=64), warmup=None, feedback=Feedback(momentum="keep")),
     )
-    first, told = tuning(optimizer).stage, []
-    watch(optimizer, lambda metrics, step: told.append((step, metrics)), every=4, norms=True)
+    first, told = exchange.tuning.stage, []
+    exchange.watch(lambda metrics, step: told.append((step, metrics)), every=4, norms=True)
     for step in range(12):
-        mark_step(optimizer, f"step {step}")
+        optimizer.exchange.mark_step(f"step {step}")
         optimizer.zero_grad()
         gradients = framework.integer_gradients(step)
         ddp({name: torch.from_numpy(one).to(DEVICE) for name, one in gradients.items()}).backward()
         optimizer.step()
     assert [step for step, _ in told] == [0, 4, 8]
     assert told[-1][1]["residual_norm"] >= 0
-    assert stats(optimizer).total.steps == 12
-    assert "12 steps" in summary(optimizer)
-    assert tuning(optimizer).stage is not first
-    replan(optimizer)
-    assert tuning(optimizer).stage is first
+    assert optimizer.exchange.stats.total.steps == 12
+    assert "12 steps" in optimizer.exchange.summary()
+    assert optimizer.exchange.tuning.stage is not first
+    optimizer.exchange.replan()
+    assert optimizer.exchange.tuning.stage is first
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_the_handle_goes_on_when_a_module_is_attached_again():
+    net = torch.nn.Linear(30, 40).to(DEVICE)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    handles = []
+    for steps in (1, 2):
+        ddp = DistributedDataParallel(net)
+        handles.append(attach(ddp, optimizer, TopK(layers=Layers(min_numel=64))))
+        ddp(torch.ones(2, 30, device=DEVICE)).sum().backward()
+        optimizer.step()
+        assert optimizer.exchange is handles[-1]
+        assert [one.stats.total.steps for one in handles] == [steps] * len(handles)
+
+
+def test_the_timeout_of_a_group_is_known():
+    group = dist.new_group(timeout=timedelta(seconds=77))
+    assert host.GroupHost(group).timeout == host.GroupHost(group).world().timeout == 77
+    assert host.GroupHost().timeout == 1800  # Gloo's default
 
 
 def test_a_plain_optimizer_has_no_exchange():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
-    for look in (stats, summary, tuning):
+    exchange = Exchange(optimizer)
+    for look in (lambda: exchange.stats, exchange.summary, lambda: exchange.tuning):
         with pytest.raises(InvalidArgumentError, match="has no sparse compression"):
-            look(optimizer)
+            look()
 
 
 @pytest.mark.usefixtures("several_ranks")

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from hvd_sparse.compression import Feedback, Layers, LocalSteps
-from hvd_sparse.ddp import LAGS, TopK, attach, meet, stats
+from hvd_sparse.ddp import LAGS, TopK, attach
 from hvd_sparse.errors import (
     ExchangeFailedError,
     GradientInFlightError,
@@ -204,7 +204,7 @@ def test_what_ranks_without_data_cannot_follow_is_refused_within_join(framework,
     with pytest.raises((UnsupportedError, ExchangeFailedError), match=match), ddp.join():
         for part in range(2):
             ddp(batch(part, framework)).square().mean().backward()
-        meet(optimizer) if mistake == "meet" else optimizer.step()
+        optimizer.exchange.meet() if mistake == "meet" else optimizer.step()
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -319,7 +319,7 @@ def test_a_step_that_is_not_finite_is_refused_out_of_backward_and_training_goes_
         loss.backward()
         optimizer.step()
     framework.assert_same_on_all_ranks(weights_of(ddp))
-    assert stats(optimizer).total.steps == 5
+    assert optimizer.exchange.stats.total.steps == 5
 
 
 @pytest.mark.usefixtures("several_ranks")
@@ -351,7 +351,7 @@ def test_a_step_without_gradients_does_nothing(framework):
     for param in ddp.parameters():
         param.grad = torch.zeros_like(param)  # as code that makes an optimizer's state does
     optimizer.step()
-    assert stats(optimizer).total.steps == 0
+    assert optimizer.exchange.stats.total.steps == 0
     ddp.zero_grad()
     ddp(batch(0, framework)).sum().backward()
     optimizer.step()

@@ -10,7 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_sparse.compression import Feedback, Layers
-from hvd_sparse.ddp import LAGS, Dense, GaussianK, GTopK, TopK, attach, stats
+from hvd_sparse.ddp import LAGS, Dense, GaussianK, GTopK, TopK, attach
 from hvd_sparse.errors import UnsupportedError
 from tests.dense_sums import DENSE_SUMS
 from tests.gpus import DEVICE, reason_to_skip
@@ -47,7 +47,7 @@ def trained(framework, device, compression, dtype):
         ddp(integers(framework, step, device, dtype)).backward()
         optimizer.step()
     weights = {name: array_of(one) for name, one in ddp.module.named_parameters()}
-    return weights, residuals(optimizer), stats(optimizer).last
+    return weights, residuals(optimizer), optimizer.exchange.stats.last
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -9,7 +9,7 @@ from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_sparse.compression import Feedback
-from hvd_sparse.ddp import LAGS, TopK, attach, stats
+from hvd_sparse.ddp import LAGS, Exchange, TopK, attach
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 
 
@@ -163,4 +163,4 @@ def test_a_refused_module_trains_on_without_compression():
     ddp(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     with pytest.raises(InvalidArgumentError, match="has no sparse compression"):
-        stats(optimizer)
+        _ = Exchange(optimizer).stats

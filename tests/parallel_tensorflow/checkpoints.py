@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from hvd_sparse.compression import Layers
-from hvd_sparse.tensorflow import LAGS, load_checkpoint, prepare, save_checkpoint
+from hvd_sparse.tensorflow import LAGS, Exchange, prepare
 from hvd_sparse.tensorflow.registry import find_exchange
 from tests.parallel_tensorflow.ranks import integer_gradients, loss_of, make_variables
 
@@ -60,10 +60,14 @@ class Loop:
         return {} if exchange is None else {n: r.numpy() for n, r in exchange.residuals().items()}
 
     def save(self, folder, **extra):
-        save_checkpoint(folder, self.variables, self.optimizer, **extra)
+        Exchange(self.variables).save_checkpoint(
+            folder, self.variables, optimizer=self.optimizer, **extra
+        )
 
     def load(self, folder, **options):
-        return load_checkpoint(folder, self.variables, self.optimizer, **options)
+        return Exchange(self.variables).load_checkpoint(
+            folder, self.variables, optimizer=self.optimizer, **options
+        )
 
 
 def assert_equal(variables, others):

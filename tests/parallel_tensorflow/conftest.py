@@ -72,12 +72,12 @@ def own_exchanges():
 @pytest.fixture
 def an_elastic_job(monkeypatch):
     """Pretends that a launcher started an elastic job, without exchanges of other tests."""
-    from hvd_sparse.tensorflow import elastic_residuals, registry
+    from hvd_sparse.tensorflow import registry
 
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
     monkeypatch.setattr(registry, "_renewals", {})
     monkeypatch.setattr(registry, "_awaited", [])
     yield
-    elastic_residuals("spread")
+    registry.set_policy("spread")
     for renewal in registry.renewals():
         renewal.close()

@@ -18,15 +18,8 @@ from hvd_sparse.compression import Compression
 from hvd_sparse.places.place import OnDevice
 from hvd_sparse.stats.step_stats import StepStats
 from hvd_sparse.tensorflow import (
-    common_weights,
-    load_checkpoint,
-    meet,
+    Exchange,
     prepare,
-    replan,
-    residual_variables,
-    save_checkpoint,
-    stats,
-    tuning,
 )
 from hvd_sparse.tensorflow.elastic_errors import with_horovod_errors
 from hvd_sparse.tensorflow.registry import find_exchange
@@ -86,11 +79,15 @@ class Model(frameworks.Model):
             for name, variable in self._variables.items()
         ]
 
+    @property
+    def _exchanged(self) -> Exchange:
+        return Exchange(self._target)
+
     def residuals(self) -> Arrays:
         exchange = find_exchange(self._target)
         if exchange is None:
             return {}
-        variables = residual_variables(self._target)
+        variables = self._exchanged.residual_variables
         assert all(one.device.endswith(self._device) for one in (*variables[:1], *variables[-1:]))
         return {name: array_of(one) for name, one in exchange.residuals().items()}
 
@@ -107,13 +104,13 @@ class Model(frameworks.Model):
             variable.assign(tf.fill(variable.shape, tf.cast(value, variable.dtype)))
 
     def stats(self) -> StepStats | None:
-        return stats(self._target)
+        return self._exchanged.stats.last
 
     def tuning(self) -> Tuning | None:
-        return tuning(self._target)
+        return self._exchanged.tuning
 
     def replan(self) -> None:
-        replan(self._target)
+        self._exchanged.replan()
 
 
 class ThroughATape(Model):
@@ -166,10 +163,11 @@ class ThroughATape(Model):
         return 1.0
 
     def save(self, folder: str | Path, **extra: Any) -> None:
-        save_checkpoint(folder, self._list, self._optimizer, **extra)
+        self._exchanged.save_checkpoint(folder, self._list, optimizer=self._optimizer, **extra)
 
     def load(self, folder: str | Path, **options: Any) -> dict[str, Any] | None:
-        return load_checkpoint(folder, self._list, self._optimizer, **options)
+        options["optimizer"] = self._optimizer
+        return self._exchanged.load_checkpoint(folder, self._list, **options)
 
 
 class ThroughAnOptimizer(Model):
@@ -227,10 +225,10 @@ class ThroughAnOptimizer(Model):
         return float(self._optimizer.dynamic_scale) if self._scales else 1.0
 
     def save(self, folder: str | Path, **extra: Any) -> None:
-        save_checkpoint(folder, self._list, self._optimizer, **extra)
+        self._optimizer.exchange.save_checkpoint(folder, self._list, **extra)
 
     def load(self, folder: str | Path, **options: Any) -> dict[str, Any] | None:
-        return load_checkpoint(folder, self._list, self._optimizer, **options)
+        return self._optimizer.exchange.load_checkpoint(folder, self._list, **options)
 
 
 class ThroughLocalSteps(ThroughAnOptimizer):
@@ -241,10 +239,10 @@ class ThroughLocalSteps(ThroughAnOptimizer):
         self._apply(self._as_tensors(gradients))
 
     def meet(self) -> None:
-        meet(self._optimizer)
+        self._optimizer.exchange.meet()
 
     def common_weights(self) -> AbstractContextManager[None]:
-        return common_weights(self._optimizer)
+        return self._optimizer.exchange.common_weights()
 
 
 class TensorFlow(Framework):

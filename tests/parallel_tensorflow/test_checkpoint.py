@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
-from hvd_sparse.tensorflow import LAGS, TopK, load_checkpoint, prepare, save_checkpoint
+from hvd_sparse.tensorflow import LAGS, TopK, prepare
 from hvd_sparse.tensorflow.registry import find_exchange
 from tests.checkpoints import seal_again
 from tests.framework_laws import checkpoint, laws_in
@@ -68,13 +68,13 @@ def test_keras_goes_on_bit_for_bit(name, folder):
     assert CYCLE < 4 * 6
     model = make_model(COMPRESSIONS[name])
     fit(model, range(before))
-    save_checkpoint(folder, model, model.optimizer, epoch=before)
+    model.optimizer.exchange.save_checkpoint(folder, model, epoch=before)
     fit(model, range(before, before + 2))
 
     twin = make_model(COMPRESSIONS[name])
     if hvd.size() > 1 or COMPRESSIONS[name].feedback.changes_gradients:
         prepare(twin.trainable_variables, COMPRESSIONS[name], optimizer=twin.optimizer)
-    assert load_checkpoint(folder, twin, twin.optimizer) == {"epoch": before}
+    assert twin.optimizer.exchange.load_checkpoint(folder, twin) == {"epoch": before}
     fit(twin, range(before, before + 2))
     assert_equal(model.variables, twin.variables)
     assert_equal(model.optimizer.variables, twin.optimizer.variables)
@@ -93,18 +93,18 @@ def test_keras_goes_on_bit_for_bit(name, folder):
 @several_ranks
 def test_random_numbers_stay_each_ranks_own(folder):
     model = make_model(TopK(**FIXED))
-    save_checkpoint(folder, model, model.optimizer)
+    model.optimizer.exchange.save_checkpoint(folder, model)
     for policy in ("own", "reset"):
         twin = make_model(TopK(**FIXED))
         seeds = [v.numpy() for v in twin.variables if "seed" in v.path]
-        load_checkpoint(folder, twin, twin.optimizer, residuals=policy)
+        twin.optimizer.exchange.load_checkpoint(folder, twin, residuals=policy)
         assert_equal(seeds, [v for v in twin.variables if "seed" in v.path])
 
 
 def test_what_is_shared_is_a_checkpoint_of_tensorflow(folder):
     model = make_model(TopK(**FIXED))
     fit(model, range(1))
-    save_checkpoint(folder, model, model.optimizer)
+    model.optimizer.exchange.save_checkpoint(folder, model)
     twin = make_model(TopK(**FIXED))
     path = f"{folder}/shared"
     tf.train.Checkpoint(model=twin).read(path).assert_existing_objects_matched()
@@ -155,5 +155,5 @@ def test_saving_amid_several_passes_is_refused(folder):
         optimizer.apply([tf.ones((40, 30))], [variable])
         if passes == 1:
             with pytest.raises(InvalidArgumentError, match="not exchanged yet"):
-                save_checkpoint(folder, [variable], optimizer)
-    save_checkpoint(folder, [variable], optimizer)
+                optimizer.exchange.save_checkpoint(folder, [variable])
+    optimizer.exchange.save_checkpoint(folder, [variable])

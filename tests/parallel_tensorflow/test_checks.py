@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from hvd_sparse.compression import Layers
-from hvd_sparse.tensorflow import LAGS, mark_step
+from hvd_sparse.tensorflow import LAGS, Exchange
 from tests.parallel_tensorflow.ranks import a_name, integer_gradients, loss_of, make_variables
 
 pytestmark = pytest.mark.skipif(hvd.size() == 1, reason="a single rank disagrees with nobody")
@@ -31,12 +31,12 @@ def test_a_rank_at_another_batch_is_found_by_its_mark(monkeypatch, mode):
         return tape.gradient(loss, variables)
 
     for number in range(3):
-        mark_step(variables, f"batch {number}")
+        Exchange(variables).mark_step(f"batch {number}")
         step(integer_gradients(variables, number))
     hvd.allgather_object("all have ended these steps", name=a_name())
     if hvd.rank() == 0:
         time.sleep(0.5)  # it finds the exchange ended before it begins, and gets the same error
-    mark_step(variables, "batch 4" if hvd.rank() == LAST else "batch 3")
+    Exchange(variables).mark_step("batch 4" if hvd.rank() == LAST else "batch 3")
     with pytest.raises(
         tf.errors.AbortedError, match=r"the ranks disagree: .*'batch [34]'"
     ) as error:

@@ -17,15 +17,13 @@ from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.errors import ExchangeFailedError, InvalidArgumentError, UnsupportedError
 from hvd_sparse.tensorflow import (
     LAGS,
+    Exchange,
     GTopK,
     TopK,
-    elastic_residuals,
     prepare,
     registry,
     saved_state,
     sparse_allreduce,
-    stats,
-    tuning,
 )
 from hvd_sparse.tensorflow.elastic_errors import with_horovod_errors
 from hvd_sparse.tensorflow.registry import find_exchange
@@ -113,6 +111,7 @@ def test_a_traced_function_goes_on_with_the_exchange_that_follows(compression):
     assert find_exchange(job.variables) is not former
     assert same(job.residuals(), before)
     assert find_exchange(job.variables).steps == 3
+    assert Exchange(job.variables).stats.total.steps == 3
     for number in range(3, 6):
         job.check_law(number)
     assert job.traced == traced
@@ -181,8 +180,8 @@ def test_restoring_takes_up_the_sums_of_the_last_commit():
 @pytest.mark.parametrize("policy", ["spread", "reset"])
 def test_a_rank_that_joins_finds_the_exchange_of_the_others(policy, compression):
     """The last rank leaves in order, and rejoins without any state."""
-    elastic_residuals(policy)
     job = Job(COMPRESSIONS[compression])
+    Exchange(job.variables).elastic_residuals = policy
     for number in range(3):
         job.step(number)
     owed = {name: total(part) for name, part in job.residuals().items()}
@@ -232,8 +231,8 @@ def test_gradients_of_a_rank_that_is_alone_stay_what_they_are(compression, optio
             job.step(number), integer_gradients(job.variables, number), strict=True
         ):
             assert np.array_equal(ours, gradient)
-    assert stats(job.variables) is None
-    assert tuning(job.variables) is None
+    assert Exchange(job.variables).stats.last is None
+    assert Exchange(job.variables).tuning is None
     traced = job.traced
     end_all()
     job.state.sync()
@@ -346,9 +345,9 @@ def test_a_state_of_variables_waits_for_nobody_before_it_is_synchronised():
 
 
 def test_what_a_reset_would_lose_is_refused_by_name():
-    with pytest.raises(InvalidArgumentError, match="spread, reset, got 'own'"):
-        elastic_residuals("own")
     variables = make_variables()
+    with pytest.raises(InvalidArgumentError, match="spread, reset, got 'own'"):
+        Exchange(variables).elastic_residuals = "own"
     with pytest.raises(UnsupportedError, match=r"prepare\(\) is not for elastic jobs"):
         prepare(variables, FIXED)
     some = hvd.ProcessSet([0])

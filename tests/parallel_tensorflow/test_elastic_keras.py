@@ -9,7 +9,7 @@ import pytest
 
 from hvd_sparse.compression import Layers, LocalSteps, Outer
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.tensorflow import TopK, meet, registry, saved_state
+from hvd_sparse.tensorflow import TopK, registry, saved_state
 from tests.parallel_tensorflow.ranks import assert_same_on_all_ranks, same
 
 FIXED = TopK(density=0.05, layers=Layers(min_numel=64))
@@ -112,7 +112,7 @@ def test_ranks_meet_before_a_commit_and_begin_an_interval_with_it():
         for step in range(6):
             inputs = np.full((4, 16), step + hvd.rank(), np.float32)
             model.train_on_batch(inputs, inputs[:, :4])
-        meet(model.optimizer)
+        model.optimizer.exchange.meet()
         after.append([one.numpy() for one in model.trainable_variables])
         state.restore()
         state.sync()

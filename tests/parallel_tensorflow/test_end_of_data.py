@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import hvd_sparse.tensorflow.keras as hvd_keras
 from hvd_sparse.compression import Layers
-from hvd_sparse.tensorflow import LAGS, TopK, residual_variables, stats
+from hvd_sparse.tensorflow import LAGS, Exchange, TopK
 from tests.cases import in_turn
 from tests.parallel_tensorflow.ranks import assert_same_on_all_ranks
 
@@ -101,7 +101,7 @@ def test_a_step_without_data_does_not_begin(way, compression):
             assert_same_on_all_ranks([train(data)])
         with pytest.raises(tf.errors.OutOfRangeError):
             train(data)
-    assert stats(variables).step == 3
+    assert Exchange(variables).stats.last.step == 3
 
 
 class Two(keras.Model):
@@ -141,7 +141,7 @@ def test_fit_goes_on_after_each_end_of_data_of_unknown_length(compression, noise
     model.compile(optimizer, steps_per_execution=steps, jit_compile=False)
     callbacks = [hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)]
     model.fit(slow_to_end(4, (4, 16)), epochs=3, verbose=0, callbacks=callbacks)
-    assert stats(optimizer).step == 12 // passes - 1
+    assert optimizer.exchange.stats.last.step == 12 // passes - 1
     assert_same_on_all_ranks([v.value for v in model.trainable_variables])
 
 
@@ -173,7 +173,7 @@ def test_a_new_rate_counts_from_the_first_step_that_has_gradients(way, fails):
     train = WAYS[way](step)
     data = iter(slow_to_end(1))
     train(data)
-    residual, _, last = residual_variables([variable])
+    residual, _, last = Exchange([variable]).residual_variables
     owed = residual.numpy().sum()
     rate.assign(0.5)
     if fails == "bad data":
@@ -202,7 +202,7 @@ def test_a_new_rate_counts_in_a_step_that_is_refused(mode):
         return tape.gradient(loss, [variable])[0]
 
     step(tf.reshape(tf.range(256.0), (16, 16)))
-    residual, _, last = residual_variables([variable])
+    residual, _, last = Exchange([variable]).residual_variables
     owed = residual.numpy().sum()
     rate.assign(0.5)
     bad = tf.fill((16, 16), np.float32("nan" if hvd.rank() == 0 else 0))

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from hvd_sparse.compression import Layers
 from hvd_sparse.errors import ExchangeFailedError, UnsupportedError
-from hvd_sparse.tensorflow import LAGS, TopK, replan, save_checkpoint
+from hvd_sparse.tensorflow import LAGS, TopK
 from hvd_sparse.tensorflow.registry import live_exchanges
 from tests.parallel_tensorflow.ranks import integer_gradients, loss_of, make_variables
 
@@ -107,8 +107,8 @@ def test_what_needs_the_other_ranks_tells_the_first_cause(call, tmp_path):
     optimizer.apply(integer_gradients(variables, 0), variables)
     end_on_all_ranks()
     calls = {
-        "save": lambda: save_checkpoint(tmp_path / "saved", variables, optimizer),
-        "replan": lambda: replan(optimizer),
+        "save": lambda: optimizer.exchange.save_checkpoint(tmp_path / "saved", variables),
+        "replan": lambda: optimizer.exchange.replan(),
     }
     for _ in range(2):
         with pytest.raises(ExchangeFailedError, match=r"hvd.join\(\) cannot be used"):

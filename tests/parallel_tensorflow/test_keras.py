@@ -11,7 +11,14 @@ import tensorflow as tf
 import hvd_sparse.tensorflow.keras as hvd
 from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
-from hvd_sparse.tensorflow import LAGS, GTopK, TopK, compat, prepare, residual_variables, stats
+from hvd_sparse.tensorflow import (
+    LAGS,
+    Exchange,
+    GTopK,
+    TopK,
+    compat,
+    prepare,
+)
 from tests.cases import in_turn
 from tests.parallel_tensorflow.ranks import assert_same_on_all_ranks
 
@@ -126,7 +133,7 @@ def test_the_state_of_an_optimizers_exchange_can_be_prepared():
     model = make_model(keras.optimizers.SGD(0.05), compression)
     prepared = prepare(model.trainable_variables, compression, optimizer=model.optimizer)
     fit(model, epochs=1)
-    found = residual_variables(model.optimizer)
+    found = model.optimizer.exchange.residual_variables
     assert [id(one) for one in found] == [id(one) for one in prepared]
     assert any(np.any(one.numpy()) for one in found)
 
@@ -148,8 +155,8 @@ def test_several_functions_with_one_optimizer_share_residuals():
         gradient = rng.integers(-9, 10, (40, 30)).astype(np.float32)
         owed += gradient * (1 + number % 2)
         steps[number % 2](tf.constant(gradient))
-    assert stats(optimizer).step == 3
-    owed -= residual_variables(optimizer)[0].numpy().reshape(40, 30)
+    assert optimizer.exchange.stats.last.step == 3
+    owed -= optimizer.exchange.residual_variables[0].numpy().reshape(40, 30)
     expected = hvd.allreduce(tf.constant(owed), op=hvd.Sum, name="owed by several").numpy()
     assert np.array_equal(-variable.numpy(), expected)
 
@@ -220,7 +227,7 @@ def test_the_residual_follows_the_learning_rate_where_it_should(preset, options,
         optimizer.apply([tf.constant(gradient)], [variable])
         owed = owed + rate * gradient
     # With rates that are powers of two, sums of applied values and residuals are exact.
-    left = rates[-1] * residual_variables(optimizer)[0].numpy().reshape(40, 30)
+    left = rates[-1] * optimizer.exchange.residual_variables[0].numpy().reshape(40, 30)
     total = hvd.allreduce(tf.constant(owed - left), op=hvd.Sum, name="owed").numpy()
     assert np.array_equal(-variable.numpy(), total) == follows
     assert np.any(left)
@@ -364,7 +371,7 @@ def test_a_tape_takes_the_variables_of_a_model(compression):
     for _ in range(3):
         step()
     assert_same_on_all_ranks(trainable(model))
-    told = stats(model.trainable_variables)
+    told = Exchange(model.trainable_variables).stats.last
     if hvd.size() > 1 and compression == "topk":
         assert [bucket.numel for bucket in told.buckets] == [150 + 600]
         assert told.dense_bytes == 4 * 35

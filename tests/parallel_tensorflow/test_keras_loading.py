@@ -12,7 +12,7 @@ import tensorflow as tf
 import hvd_sparse.tensorflow.keras as hvd
 from hvd_sparse.compression import Layers
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.tensorflow import TopK, stats
+from hvd_sparse.tensorflow import TopK
 from tests.parallel_tensorflow.ranks import a_name, assert_same_on_all_ranks
 
 COMPRESSIONS = {
@@ -62,7 +62,7 @@ def test_a_loaded_model_exchanges_what_it_goes_on_with(saved, compression, home)
     train(loaded)
     assert_same_on_all_ranks([v.value for v in loaded.trainable_variables])
     if hvd.size() > 1 and compression == "topk":
-        assert stats(loaded.optimizer).step == 3
+        assert loaded.optimizer.exchange.stats.last.step == 3
 
 
 @pytest.mark.parametrize("saved", [keras.optimizers.SGD], indirect=True)
@@ -85,4 +85,4 @@ def test_the_optimizer_of_horovod_keras_exchanges(compression):
         total = horovod.tensorflow.allreduce(gradient, op=hvd.Sum, name=a_name())
         assert np.array_equal(variable, -total)
     elif hvd.size() > 1:
-        assert stats(optimizer).step == 0
+        assert optimizer.exchange.stats.last.step == 0

@@ -10,7 +10,7 @@ import tensorflow as tf
 import hvd_sparse.tensorflow.keras as hvd
 from hvd_sparse.compression import Layers
 from hvd_sparse.errors import UnsupportedError
-from hvd_sparse.tensorflow import TopK, residual_variables, stats
+from hvd_sparse.tensorflow import TopK
 from tests.cases import in_turn
 
 COMPRESSIONS = {
@@ -43,8 +43,8 @@ def test_gradients_of_several_passes_are_exchanged_once(compression, averages, t
         step(tf.constant(gradient))
         assert np.array_equal(before, variable.numpy()) == (number % 2 == 0)
     if compression == "topk" and hvd.size() > 1:
-        assert stats(optimizer).step == 2
-        owed -= residual_variables(optimizer)[0].numpy().reshape(40, 30)
+        assert optimizer.exchange.stats.last.step == 2
+        owed -= optimizer.exchange.residual_variables[0].numpy().reshape(40, 30)
     expected = hvd.allreduce(tf.constant(owed), op=hvd.Sum, name="owed").numpy()
     assert np.array_equal(-variable.numpy(), expected)
     assert int(optimizer.iterations) == 3

@@ -23,11 +23,7 @@ from hvd_sparse.tensorflow import (
     Dense,
     GTopK,
     TopK,
-    load_checkpoint,
     prepare,
-    residual_variables,
-    save_checkpoint,
-    stats,
 )
 from hvd_sparse.tensorflow.registry import live_exchanges
 from hvd_sparse.tensorflow.settings import Settings
@@ -89,7 +85,7 @@ def test_weights_are_bitwise_equal_after_fit(compression, eagerly, passes, kind)
     fit(model)
     assert_same_on_all_ranks(model.trainable_variables)
     if hvd.size() > 1:
-        assert stats(optimizer).step == 8 // passes - 1
+        assert optimizer.exchange.stats.last.step == 8 // passes - 1
 
 
 @pytest.mark.parametrize("kind", ["new", "old"])
@@ -128,7 +124,7 @@ def test_with_loss_scaling_all_ranks_skip_a_step_or_none(by, compression, eagerl
     assert not np.array_equal(weights[0], model.trainable_variables[0])
     assert_same_on_all_ranks(model.trainable_variables)
     if hvd.size() > 1 and compression is not hvd.Compression.none:
-        left = residual_variables(scaling)[0].numpy()
+        left = scaling.exchange.residual_variables[0].numpy()
         assert np.any(left)
         assert np.abs(left).max() < 100  # unscaled
 
@@ -164,7 +160,7 @@ def test_the_residual_follows_a_learning_rate_that_changes_by_itself(changes, wa
         step(tf.constant(gradient))
         owed = owed + applied * gradient
     # With rates that are powers of two, sums of applied values and residuals are exact.
-    left = rates[-1] * residual_variables(optimizer)[0].numpy().reshape(40, 30)
+    left = rates[-1] * optimizer.exchange.residual_variables[0].numpy().reshape(40, 30)
     total = hvd.allreduce(tf.constant(owed - left), op=hvd.Sum, name=a_name()).numpy()
     assert np.array_equal(-variable.numpy(), total)
     assert np.any(left)
@@ -200,17 +196,17 @@ def test_a_resumed_run_goes_on_bit_for_bit(compression, kind, tmp_path):
         models.append(model)
         if not resumed:
             fit(model, 1)
-            save_checkpoint(folder, model, model.optimizer, epoch=1)
+            model.optimizer.exchange.save_checkpoint(folder, model, epoch=1)
         else:
             if hvd.size() > 1:
                 prepare(model.trainable_variables, compression, optimizer=model.optimizer)
-            assert load_checkpoint(folder, model, model.optimizer) == {"epoch": 1}
+            assert model.optimizer.exchange.load_checkpoint(folder, model) == {"epoch": 1}
         fit(model, 1, seed=200)
     one, other = models
     for ours, theirs in zip(one.variables, other.variables, strict=True):
         assert np.array_equal(ours, theirs)
     if hvd.size() > 1:
-        ours, theirs = (residual_variables(model.optimizer)[0].numpy() for model in models)
+        ours, theirs = (model.optimizer.exchange.residual_variables[0].numpy() for model in models)
         assert np.array_equal(ours, theirs)
         assert np.any(ours)
 
@@ -222,7 +218,7 @@ def test_saving_amid_several_passes_is_refused(tmp_path):
     )
     model.train_on_batch(np.ones((4, 8, 8, 1)), np.zeros(4))
     with pytest.raises(InvalidArgumentError, match="not exchanged yet"):
-        save_checkpoint(tmp_path / "last", model, model.optimizer)
+        model.optimizer.exchange.save_checkpoint(tmp_path / "last", model)
 
 
 @several_ranks

@@ -12,7 +12,7 @@ import tensorflow as tf
 import hvd_sparse.tensorflow.keras
 from hvd_sparse.compression import Layers
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
-from hvd_sparse.tensorflow import TopK, prepare, residual_variables, save_checkpoint, stats
+from hvd_sparse.tensorflow import TopK, prepare
 from tests.cases import in_turn
 from tests.parallel_tensorflow.ranks import assert_same_on_all_ranks, totals
 
@@ -84,7 +84,7 @@ def test_an_optimizer_applies_local_gradients_on_their_rank(compression, scales,
     assert_shared_is_exact(shared, owed[2:], residual)
     if residual is not None:
         assert np.any(residual)
-        assert residual_variables(optimizer)[0] is residual
+        assert optimizer.exchange.residual_variables[0] is residual
 
 
 def test_an_optimizer_may_have_local_layers_alone():
@@ -94,7 +94,7 @@ def test_an_optimizer_may_have_local_layers_alone():
     )
     variables = variables_of(*layers)
     optimizer.apply(integers(variables, 0), variables)
-    assert stats(optimizer) is None
+    assert optimizer.exchange.stats.last is None
 
 
 @pytest.mark.parametrize("compression", ["none", "topk"])
@@ -191,4 +191,4 @@ def test_what_local_layers_cannot_go_with_is_refused(tmp_path):
     with pytest.raises(UnsupportedError, match="local_layers must be empty under loss scaling"):
         keras.optimizers.LossScaleOptimizer(optimizer).apply(integers(variables, 0), variables)
     with pytest.raises(InvalidArgumentError, match="local_layers must be empty where a checkpoint"):
-        save_checkpoint(tmp_path / "last", variables, optimizer)
+        optimizer.exchange.save_checkpoint(tmp_path / "last", variables)

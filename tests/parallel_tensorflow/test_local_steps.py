@@ -23,15 +23,7 @@ from hvd_sparse.tensorflow import (
     Dense,
     DistributedGradientTape,
     TopK,
-    common_weights,
-    load_checkpoint,
-    local_steps,
-    meet,
     prepare,
-    report_loss,
-    residual_variables,
-    save_checkpoint,
-    stats,
 )
 from tests.framework_laws import local_steps as laws
 
@@ -93,11 +85,11 @@ def test_a_meeting_loses_nothing_and_makes_all_ranks_equal(compression, traced):
             step(tf.constant(given))
             if number < EVERY - 1:
                 assert np.array_equal(variable.numpy(), before - difference)
-        left = residual_variables(optimizer)[0].numpy().reshape(SHAPE).astype(np.float64)
+        left = optimizer.exchange.residual_variables[0].numpy().reshape(SHAPE).astype(np.float64)
         moved = hvd.size() * (before - variable.numpy()).astype(np.float64)
         assert np.array_equal(total(difference + kept - left), moved)
         assert_same_on_all_ranks(variable)
-        assert stats(optimizer).step == meeting
+        assert optimizer.exchange.stats.last.step == meeting
         kept = left
 
 
@@ -128,16 +120,16 @@ def test_ranks_meet_early_and_lend_the_common_weights():
     variable, optimizer, step = made(SPARSE, traced=True)
     given = gradient(0)
     step(tf.constant(given))
-    with common_weights(optimizer):
+    with optimizer.exchange.common_weights():
         assert not np.any(variable.numpy())
     assert np.array_equal(variable.numpy(), -given)
-    with pytest.raises(InvalidArgumentError, match=r"call meet\(optimizer\) first"):
-        save_checkpoint("/nowhere", [variable], optimizer)
-    meet(optimizer)
+    with pytest.raises(InvalidArgumentError, match=r"call optimizer.exchange.meet\(\) first"):
+        optimizer.exchange.save_checkpoint("/nowhere", [variable])
+    optimizer.exchange.meet()
     assert_same_on_all_ranks(variable)
-    assert stats(optimizer).step == 0
-    meet(optimizer)
-    assert stats(optimizer).step == 0
+    assert optimizer.exchange.stats.last.step == 0
+    optimizer.exchange.meet()
+    assert optimizer.exchange.stats.last.step == 0
 
 
 def test_weights_that_a_callback_broadcasts_begin_an_interval():
@@ -151,7 +143,7 @@ def test_weights_that_a_callback_broadcasts_begin_an_interval():
     )
     broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
     model.fit(inputs, targets, batch_size=8, shuffle=False, verbose=0, callbacks=[broadcast])
-    assert stats(optimizer).step == 1  # the first batch belongs to no interval
+    assert optimizer.exchange.stats.last.step == 1  # the first batch belongs to no interval
     for variable in model.trainable_variables:
         assert_same_on_all_ranks(variable)
 
@@ -161,9 +153,9 @@ def test_a_rank_that_steps_where_others_have_met_is_named():
     for number in range(EVERY + (hvd.rank() == 0)):
         step(tf.constant(gradient(number)))
     with pytest.raises(RanksDisagreeError, match=r"rank 0 has taken 1 local steps .* rank 1 0"):
-        meet(optimizer)
+        optimizer.exchange.meet()
     with pytest.raises(ExchangeFailedError):
-        meet(optimizer)
+        optimizer.exchange.meet()
     step(tf.constant(gradient(5)))
     before = variable.numpy()
     with pytest.raises(tf.errors.AbortedError, match="has taken 1 local steps"):
@@ -177,32 +169,35 @@ def test_a_job_resumes_between_two_intervals(folder):
     variable, optimizer, step = made(SPARSE, traced=True)
     for number in range(EVERY):
         step(tf.constant(gradient(number)))
-    save_checkpoint(folder, [variable], optimizer)
+    optimizer.exchange.save_checkpoint(folder, [variable])
     twin, resumed, twin_step = made(SPARSE, traced=True)
     prepare([twin], SPARSE, optimizer=resumed)
     for number in range(EVERY + 1):  # up to the first step of an interval
         twin_step(tf.constant(gradient(50 + number)))
-    load_checkpoint(folder, [twin], resumed)
+    resumed.exchange.load_checkpoint(folder, [twin])
     for number in range(EVERY):
         for one in (step, twin_step):
             one(tf.constant(gradient(10 + number)))
     assert np.array_equal(variable.numpy(), twin.numpy())
-    kept, taken_up = residual_variables(optimizer)[0], residual_variables(resumed)[0]
+    kept, taken_up = (
+        optimizer.exchange.residual_variables[0],
+        resumed.exchange.residual_variables[0],
+    )
     assert np.any(kept)
     assert np.array_equal(kept, taken_up)
-    save_checkpoint(folder, [twin], resumed)  # prepare() and the steps have one exchange
+    resumed.exchange.save_checkpoint(folder, [twin])  # prepare() and the steps have one exchange
 
 
 def test_losses_that_are_not_finite_are_left_out():
     _, optimizer, step = made(Dense(local_steps=AdaComm(first=8, seconds=1e-9)), traced=True)
     for number in range(8):
-        report_loss(optimizer, float("nan") if number == 2 else 8.0)
+        optimizer.exchange.report_loss(float("nan") if number == 2 else 8.0)
         step(tf.constant(gradient(number)))
-    first = local_steps(optimizer)
+    first = optimizer.exchange.local_steps
     for number in range(first):
-        report_loss(optimizer, 0.5)
+        optimizer.exchange.report_loss(0.5)
         step(tf.constant(gradient(number)))
-    assert local_steps(optimizer) == 2  # 8 * sqrt(0.5 / 8)
+    assert optimizer.exchange.local_steps == 2  # 8 * sqrt(0.5 / 8)
 
 
 @pytest.mark.parametrize("traced", [False, True])
@@ -212,9 +207,9 @@ def test_all_ranks_choose_the_next_interval_alike(traced):
     )
     lengths = []
     for number in range(12):
-        report_loss(optimizer, tf.constant(8.0 if number == 0 else 2.0 + hvd.rank()))
+        optimizer.exchange.report_loss(tf.constant(8.0 if number == 0 else 2.0 + hvd.rank()))
         step(tf.constant(gradient(number)))
-        lengths.append(local_steps(optimizer))
+        lengths.append(optimizer.exchange.local_steps)
     rows = hvd.allgather(tf.constant([lengths]), name="lengths").numpy()
     assert all(np.array_equal(rows[0], row) for row in rows)
     assert lengths[:4] == [4, 4, 4, lengths[3]]
@@ -230,12 +225,12 @@ def test_a_loss_may_be_reported_within_a_traced_step():
 
     @tf.function
     def step(given):
-        report_loss(optimizer, tf.reduce_sum(given))
+        optimizer.exchange.report_loss(tf.reduce_sum(given))
         optimizer.apply([given], [variable])
 
     for _ in range(4):
         step(tf.ones(SHAPE))
-    assert local_steps(optimizer) == 1
+    assert optimizer.exchange.local_steps == 1
     assert_same_on_all_ranks(variable)
 
 
@@ -248,13 +243,13 @@ def test_adacomm_asks_for_the_loss_on_all_ranks():
 
 def test_the_number_of_steps_may_follow_the_time_that_meetings_take():
     variable, optimizer, step = made(replace(SPARSE, local_steps="auto"), traced=True)
-    assert local_steps(optimizer) == 4
+    assert optimizer.exchange.local_steps == 4
     for number in range(64):
         step(tf.constant(gradient(number)))
-    lengths = hvd.allgather(tf.constant([local_steps(optimizer)]), name="auto").numpy()
+    lengths = hvd.allgather(tf.constant([optimizer.exchange.local_steps]), name="auto").numpy()
     assert len(set(lengths)) == 1
     assert 4 < lengths[0] <= 32  # next to nothing is computed between meetings here
-    meet(optimizer)
+    optimizer.exchange.meet()
     assert_same_on_all_ranks(variable)
 
 
@@ -266,9 +261,9 @@ def test_statistics_are_averaged_at_a_meeting_where_a_model_is_given():
     mean, variance = model.layers[0].moving_mean, model.layers[0].moving_variance
     mean.assign(np.full(4, hvd.rank()))
     variance.assign(np.full(4, 2.0 * hvd.rank()))
-    meet(optimizer)
+    optimizer.exchange.meet()
     assert np.array_equal(mean.numpy(), np.full(4, hvd.rank()))
-    meet(optimizer, model)
+    optimizer.exchange.meet(model)
     middle = (hvd.size() - 1) / 2
     assert np.array_equal(mean.numpy(), np.full(4, middle, np.float32))
     assert np.array_equal(variance.numpy(), np.full(4, 2 * middle, np.float32))
@@ -289,7 +284,7 @@ def test_what_is_equal_on_all_ranks_stays_as_it_is_where_statistics_are_averaged
     optimizer.build([variable])
     before = {name: one.numpy().tobytes() for name, one in constants.items()}
     for _ in range(2):
-        meet(optimizer, model)
+        optimizer.exchange.meet(model)
     assert {name: one.numpy().tobytes() for name, one in constants.items()} == before
     middle = (hvd.size() - 1) / 2
     np.testing.assert_allclose(own.numpy(), [3e38, -np.inf, middle], rtol=1e-6)
@@ -330,7 +325,7 @@ def test_what_cannot_take_local_steps_is_refused():
         scaling.apply([tf.ones(SHAPE)], [variable])
     plain = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=TopK)
     with pytest.raises(InvalidArgumentError, match=r"meet\(\) needs"):
-        meet(plain)
+        plain.exchange.meet()
     overlapping = TopK(local_steps=LocalSteps(every=4, overlap=True))
     with pytest.raises(UnsupportedError, match="LocalSteps overlap must be False in TensorFlow"):
         hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=overlapping)
@@ -342,14 +337,14 @@ def test_residuals_of_the_other_unit_are_refused(folder):
         variable, optimizer, step = made(theirs, traced=False)
         for number in range(EVERY):
             step(tf.constant(gradient(number)))
-        save_checkpoint(folder, [variable], optimizer)
+        optimizer.exchange.save_checkpoint(folder, [variable])
         twin, other, _ = made(ours, traced=False)
         prepare([twin], ours, optimizer=other)
         with pytest.raises(CheckpointMismatchError, match=r'another scale.*residuals="reset"'):
-            load_checkpoint(folder, [twin], other)
+            other.exchange.load_checkpoint(folder, [twin])
         with pytest.raises(CheckpointMismatchError, match=r'another scale.*residuals="reset"'):
-            load_checkpoint(folder, [twin], other, residuals="spread")
-        load_checkpoint(folder, [twin], other, residuals="reset")
+            other.exchange.load_checkpoint(folder, [twin], residuals="spread")
+        other.exchange.load_checkpoint(folder, [twin], residuals="reset")
         assert np.array_equal(twin.numpy(), variable.numpy())
 
 
@@ -357,4 +352,4 @@ def test_a_model_that_one_rank_lacks_is_an_error_on_every_rank(folder):
     variable, optimizer, _ = made(SPARSE, traced=False)
     is_last = hvd.rank() == hvd.size() - 1
     with pytest.raises(InvalidArgumentError, match=r"model must be a Keras model.*got NoneType"):
-        save_checkpoint(folder, None if is_last else [variable], optimizer)
+        optimizer.exchange.save_checkpoint(folder, None if is_last else [variable])

@@ -14,12 +14,10 @@ from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
 from hvd_sparse.tensorflow import (
     LAGS,
+    Exchange,
     GTopK,
     TopK,
-    load_checkpoint,
     prepare,
-    residual_variables,
-    save_checkpoint,
 )
 from tests.checkpoints import seal_again
 from tests.framework_laws import laws_in, momentum
@@ -65,7 +63,7 @@ def test_a_checkpoint_of_tensorflow_goes_on_bit_for_bit(tmp_path, device):
     variables = make_variables(device=device)
     step = step_of(variables, compression)
     train(step, variables, range(3))
-    checkpoint = tf.train.Checkpoint(residuals=residual_variables(variables))
+    checkpoint = tf.train.Checkpoint(residuals=Exchange(variables).residual_variables)
     path = checkpoint.save(str(tmp_path / f"residuals-{hvd.rank()}"))
     weights = [v.numpy() for v in variables]
     train(step, variables, range(3, 6))
@@ -85,12 +83,12 @@ def test_velocities_of_another_model_are_refused(folder):
     step = step_of(variables, GTopK(**OPTIONS))
     train(step, variables, range(2))
     path = f"{folder}/rank-{hvd.rank()}-of-{hvd.size()}.npz"
-    save_checkpoint(folder, variables, None)
+    Exchange(variables).save_checkpoint(folder, variables)
     arrays = dict(np.load(path))
     np.savez(path, **{**arrays, "velocities/bias": np.zeros(3, np.float32)})
     seal_again(Path(path))
     with pytest.raises(CheckpointMismatchError, match="velocity of 'bias' is damaged"):
-        load_checkpoint(folder, variables, None)
+        Exchange(variables).load_checkpoint(folder, variables)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,7 @@ from hvd_sparse.compression import Layers
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.tensorflow import (
     LAGS,
-    load_checkpoint,
     prepare,
-    residual_variables,
-    save_checkpoint,
 )
 from hvd_sparse.tensorflow.registry import find_exchange
 from tests.cases import in_turn
@@ -239,13 +236,15 @@ def test_a_checkpoint_goes_on_bit_for_bit(folder):
 
     model = make()
     fit(model)
-    save_checkpoint(folder, model, model.optimizer)
+    model.optimizer.exchange.save_checkpoint(folder, model)
     kept = velocities_of(model.optimizer)
     expected = fit(model)
     twin = make()
     prepared = prepare(twin.trainable_variables, compression, optimizer=twin.optimizer)
-    load_checkpoint(folder, twin, twin.optimizer)
-    assert [id(one) for one in residual_variables(twin.optimizer)] == [id(o) for o in prepared]
+    twin.optimizer.exchange.load_checkpoint(folder, twin)
+    assert [id(one) for one in twin.optimizer.exchange.residual_variables] == [
+        id(o) for o in prepared
+    ]
     for ours, theirs in zip(velocities_of(twin.optimizer).values(), kept.values(), strict=True):
         assert np.any(ours)
         assert np.array_equal(ours, theirs)

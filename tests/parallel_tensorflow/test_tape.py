@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from hvd_sparse.compression import Feedback, Layers
 from hvd_sparse.errors import InvalidArgumentError, UnavailableError, UnsupportedError
-from hvd_sparse.tensorflow import LAGS, TopK, ops, prepare, residual_variables
+from hvd_sparse.stats.step_stats import Stats
+from hvd_sparse.tensorflow import LAGS, Exchange, TopK, ops, prepare
 from tests.framework_laws import exactness, laws_in, same_bits
 from tests.parallel_tensorflow.every_place import device, mode
 from tests.parallel_tensorflow.ranks import (
@@ -129,7 +130,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, device):
     step = tf.function(step_of(variables, compression))
     for number in range(3):
         step(integer_gradients(variables, number))
-    checkpoint = tf.train.Checkpoint(residuals=residual_variables(variables))
+    checkpoint = tf.train.Checkpoint(residuals=Exchange(variables).residual_variables)
     path = checkpoint.save(str(tmp_path / f"residuals-{hvd.rank()}"))
     expected = [step(integer_gradients(variables, number)) for number in range(3, 6)]
 
@@ -143,12 +144,38 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, device):
         assert_nothing_is_lost(SHAPES, gradients, found, before, residuals())
         for one, other in zip(found, averages, strict=True):
             assert np.array_equal(one, other)
-    assert len(residual_variables(resumed)) == len(prepared)  # no other exchange was built
+    assert len(Exchange(resumed).residual_variables) == len(prepared)  # no other exchange was built
+
+
+@alone
+@pytest.mark.parametrize("traced", [False, True])
+def test_every_new_tape_finds_the_exchange_of_its_variables(traced, own_exchanges):
+    variables, handles = make_variables(), []
+    exchange = Exchange(variables)
+    assert exchange.stats == Stats()
+    assert exchange.summary().startswith("nothing was exchanged")
+
+    def step(gradients):
+        with tf.GradientTape() as tape:
+            loss = loss_of(variables, gradients)
+        tape = hvd.DistributedGradientTape(tape, compression=TopK(density=0.05, **SMALL))
+        handles.append(tape.exchange)
+        return tape.gradient(loss, variables)
+
+    step, sent = tf.function(step) if traced else step, 0
+    for number in range(3):
+        step(integer_gradients(variables, number))
+        sent += exchange.stats.last.bytes_sent
+        for one in (exchange, handles[-1]):
+            assert (one.stats.last.step, one.stats.total.steps) == (number, number + 1)
+    assert exchange.stats.total.bytes_sent == sent > 0
+    assert exchange.summary().startswith("3 steps, 3 of them sparse: ")
+    assert "waiting" not in exchange.summary()
 
 
 def test_residual_variables_of_what_was_never_exchanged_are_refused():
     with pytest.raises(InvalidArgumentError, match="there is none yet"):
-        residual_variables(make_variables())
+        _ = Exchange(make_variables()).residual_variables
 
 
 def test_what_a_sparse_exchange_cannot_do_is_refused():
@@ -195,7 +222,7 @@ def test_an_exchange_is_undone_by_giving_its_variables_their_former_values(compr
     for number in range(3):
         step(integer_gradients(variables, number))
         twin(integer_gradients(twins, number))
-    kept = [(one, one.numpy()) for one in residual_variables(variables)]
+    kept = [(one, one.numpy()) for one in Exchange(variables).residual_variables]
     step(integer_gradients(variables, 50))  # its averages are thrown away
     assert any(not np.array_equal(one, before) for one, before in kept)
     for one, before in kept:
@@ -204,5 +231,7 @@ def test_an_exchange_is_undone_by_giving_its_variables_their_former_values(compr
         averages = step(integer_gradients(variables, number))
         for one, other in zip(averages, twin(integer_gradients(twins, number)), strict=True):
             assert np.array_equal(one, other)
-    for one, other in zip(residual_variables(variables), residual_variables(twins), strict=True):
+    for one, other in zip(
+        Exchange(variables).residual_variables, Exchange(twins).residual_variables, strict=True
+    ):
         assert np.array_equal(one, other)

@@ -13,14 +13,12 @@ import tensorflow as tf
 from hvd_sparse.compression import Layers
 from hvd_sparse.tensorflow import (
     LAGS,
+    Exchange,
     gradient_exchange,
     ops,
     places,
     prepare,
-    residual_variables,
-    stats,
     step_reading,
-    tuning,
 )
 from hvd_sparse.tuning import tuner
 from hvd_sparse.tuning.tuner import Stage
@@ -90,7 +88,9 @@ def test_a_sparse_bucket_waits_for_sums_of_layers_behind_it(verdict, monkeypatch
     monkeypatch.setattr(tuner, "make_plan", last_dense)
     variables = make_variables()
     step = averaging(variables)
-    seen = [len(stats(variables).buckets) for _ in run(step, variables, range(CYCLE + 2))]
+    seen = [
+        len(Exchange(variables).stats.last.buckets) for _ in run(step, variables, range(CYCLE + 2))
+    ]
     assert seen == [0] * DENSE_STEPS + [1] * (DENSE_STEPS + 2)
     graph = step.get_concrete_function(integer_gradients(variables, 0)).graph
     conditions = {one.type for one in graph.get_operations() if one.type.endswith("If")}
@@ -113,7 +113,7 @@ def test_several_steps_in_one_graph_are_tuned_like_others(verdict):
 
     gradients = integer_gradients(variables, 0)
     train(gradients)
-    assert tuning(variables).stage is Stage.SETTLED
+    assert Exchange(variables).tuning.stage is Stage.SETTLED
     assert_same_on_all_ranks(variables)
     left = residuals()
     for name, gradient, variable in zip(SHAPES, gradients, variables, strict=True):
@@ -128,7 +128,7 @@ def test_residuals_of_any_stage_go_on_in_a_new_job(verdict, stop, tmp_path):
     for _ in run(averaging(variables), variables, range(stop)):
         pass
     kept = residuals()
-    path = tf.train.Checkpoint(residuals=residual_variables(variables)).save(
+    path = tf.train.Checkpoint(residuals=Exchange(variables).residual_variables).save(
         str(tmp_path / f"residuals-{hvd.rank()}")
     )
     resumed = make_variables()
@@ -189,7 +189,7 @@ def test_gradients_of_a_device_are_tuned_by_its_own_time(verdict, monkeypatch):
     first = [*range(tuner.SKIPPED_STEPS, last + 1)]
     assert timed == [*first, *(DENSE_STEPS + number for number in first)]
     assert read == [last, DENSE_STEPS + last]  # and no step waited before
-    found = tuning(variables)
+    found = Exchange(variables).tuning
     assert found.stage is Stage.SETTLED
     assert found.select_on == "engine"
     assert found.dense_seconds > 0

@@ -10,7 +10,7 @@ import pytest
 from hvd_sparse.exchange.bucket_stats import BucketStats
 from hvd_sparse.stats.metrics import metrics_of, sink_of, summary_of
 from hvd_sparse.stats.quality import Quality
-from hvd_sparse.stats.step_stats import StepStats, TotalStats
+from hvd_sparse.stats.step_stats import Stats, StepStats, TotalStats
 
 BUCKET = BucketStats(
     bucket="fc", step=3, numel=1000, asked=10, selected=12, reduced=30, bytes_sent=96,
@@ -68,21 +68,30 @@ def test_a_writer_gets_tags_and_a_function_gets_all():
 
 
 def test_a_run_ends_with_a_line():
-    assert summary_of(TotalStats(), dense_bytes=8000, size=4) == "no step was exchanged"
+    assert summary_of(Stats(), dense_bytes=8000, size=4) == "no step was exchanged"
     total = TotalStats().plus(DENSE).plus(STEP)
-    line = summary_of(total, dense_bytes=8000, size=4)
+    line = summary_of(Stats(total=total), dense_bytes=8000, size=4)
     # (192 + 1.5 (40 + 8000)) / 2 bytes against 1.5 * 8000.
     assert line == (
         "2 steps, 1 of them sparse: 6.1 kB sent per rank and step, 1.96 times fewer than dense; "
         "250 ms selecting, 2e+03 ms exchanging, 2e+03 ms waiting"
     )
     assert math.isclose(total.wait_seconds, 4.0)
-    sparse = summary_of(total, dense_bytes=8000, size=4, density=0.0125)
-    assert sparse == f"{line}; an entry waits 80 steps on average"
+    sparse = summary_of(Stats(last=STEP, total=total), dense_bytes=8000, size=4)
+    assert sparse == f"{line}; an entry waits 83.3 steps on average"  # 12 of 1000 are taken
+
+
+def test_a_waiting_time_that_is_not_known_is_left_out():
+    step = replace(STEP, wait_seconds=math.nan)
+    stats = Stats(last=step, total=TotalStats().plus(step))
+    line = summary_of(stats, dense_bytes=8000, size=4)
+    assert "4e+03 ms exchanging; an entry waits" in line
 
 
 def test_a_run_that_sends_all_entries_says_what_they_take_otherwise():
-    line = summary_of(TotalStats().plus(STEP), dense_bytes=8000, size=4, density=1.0)
+    everything = replace(STEP, buckets=(replace(BUCKET, selected=1000),) * 2)
+    stats = Stats(last=everything, total=TotalStats().plus(everything))
+    line = summary_of(stats, dense_bytes=8000, size=4)
     assert line == (
         "1 steps, 1 of them summed by hvd_sparse: 0.3 kB sent per rank and step (uncompressed: "
         "12.0 kB); 500 ms coding, 4e+03 ms exchanging, 1e+03 ms waiting"
@@ -91,4 +100,5 @@ def test_a_run_that_sends_all_entries_says_what_they_take_otherwise():
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_nothing_sent_is_no_division_by_zero(size):
-    assert "inf" in summary_of(TotalStats(steps=1), dense_bytes=10, size=size) or size == 1
+    stats = Stats(total=TotalStats(steps=1))
+    assert "inf" in summary_of(stats, dense_bytes=10, size=size) or size == 1

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from hvd_sparse.errors import ExchangeTimeoutError, PeerLostError
-from hvd_sparse.waiting import wait_until
+from hvd_sparse.waiting import limits_of_waits, wait_until
 
 
 def never():
@@ -23,6 +23,15 @@ def test_what_never_comes_is_given_up_by_name(monkeypatch):
     match = r"^gave up waiting for a bus after 0.05 s \(HVD_SPARSE_TIMEOUT_SECONDS\)$"
     with pytest.raises(ExchangeTimeoutError, match=match):
         wait_until(never, nothing_has_ended, "a bus")
+
+
+@pytest.mark.parametrize(("asked", "seconds"), [(None, 77), ("", 77), ("0", 0), ("33", 33)])
+def test_the_variable_goes_before_the_timeout_of_a_group(monkeypatch, asked, seconds):
+    monkeypatch.delenv("HVD_SPARSE_TIMEOUT_SECONDS", raising=False)
+    assert limits_of_waits(None).fail_seconds == 1800
+    if asked is not None:
+        monkeypatch.setenv("HVD_SPARSE_TIMEOUT_SECONDS", asked)
+    assert limits_of_waits(77).fail_seconds == seconds
 
 
 def test_what_has_ended_the_exchange_is_told_before_the_deadline(monkeypatch):

@@ -9,8 +9,7 @@ import tensorflow as tf
 from hvd_sparse.compression.checks import checked_count
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.stats.metrics import PREFIX, ScalarWriter, Sink, metrics_of, sink_of
-from hvd_sparse.tensorflow.inspection import stats
-from hvd_sparse.tensorflow.tuning import tuning
+from hvd_sparse.tensorflow.user_exchange import Exchange
 
 
 class WatchCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
@@ -42,10 +41,10 @@ class WatchCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Called by Keras."""
-        optimizer = self.model.optimizer
-        last = stats(optimizer)
+        exchange = Exchange(self.model.optimizer)
+        last = exchange.stats.last
         if last is not None and last.step % self._every == 0:
-            self._sink(metrics_of(last, tuning(optimizer)), last.step)
+            self._sink(metrics_of(last, exchange.tuning), last.step)
 
 
 def _summary_sink(writer: Any) -> Sink:

@@ -1,4 +1,4 @@
-"""The state of an exchange as tf.Variables, for checkpoints."""
+"""prepare: builds an exchange before its first step, so that its state can be restored."""
 
 from __future__ import annotations
 
@@ -8,37 +8,11 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
+from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.ranks.world import in_elastic_job
 from hvd_sparse.tensorflow import compat, local_variables, loss_scaling
-from hvd_sparse.tensorflow.registry import exchange_of, find_exchange
+from hvd_sparse.tensorflow.registry import exchange_of
 from hvd_sparse.tensorflow.settings import Settings
-
-
-def residual_variables(target: Any) -> list[tf.Variable]:
-    """Returns this rank's state of an exchange: its residual and related variables.
-
-    The state differs between ranks: each rank saves its own, in a file of its own.
-
-    Args:
-        target: An optimizer from `hvd.DistributedOptimizer`; or the variables, in the order in
-            which they are given to a tape from `hvd.DistributedGradientTape`.
-
-    Returns:
-        The residual, the sparsifier's states of the layers, the learning rate, if the residual
-        follows it, and the velocity, if momentum is corrected, as float32 variables. If all
-        gradients are always sent dense, only the velocity.
-
-    Raises:
-        InvalidArgumentError: There is no exchange yet: no step was taken, nor `prepare` called.
-    """
-    exchange = find_exchange(target)
-    if exchange is None:
-        raise InvalidArgumentError(
-            "residual_variables() needs an exchange, and there is none yet: take a step, or call "
-            "prepare()"
-        )
-    return exchange.variables
 
 
 def prepare(
@@ -66,8 +40,9 @@ def prepare(
             that the tape or the optimizer gets.
 
     Returns:
-        The variables that `residual_variables` returns; for a single rank only the velocity, if
-        there is one.
+        The state as float32 variables: the residual, the sparsifier's states of the layers, the
+        learning rate, if the residual follows it, and the velocity, if momentum is corrected. If
+        all gradients are always sent dense, and for a single rank, only the velocity.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits, or differs between ranks.
