@@ -196,7 +196,7 @@ class OwnGradients:
             with torch.no_grad():
                 self._send(bucket)
                 if bucket.is_last():
-                    self._sums.wait(check_finite=False)
+                    self._sums.wait()
         except BaseException as error:
             raise steps.exchange.end(error)  # noqa: B904  # mostly the same error
         if bucket.is_last():

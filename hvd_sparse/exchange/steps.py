@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from hvd_sparse import _core
-from hvd_sparse.errors import NonFiniteGradientError
-from hvd_sparse.exchange.bucket_stats import BucketStats
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 
@@ -34,8 +32,9 @@ class Steps:
     """Takes the gradients of each step in any order, exchanges them, and commits the step.
 
     An op is a group of gradients that are handed over together. In each step: `begin`, `launch`
-    once for each op, `wait`, `commit`. Before `wait`, `commit_part` may wait for parts of the step
-    and commit them alone. If anything raises in between, `abandon` ends the step.
+    once for each op, `summed` for each sum of the host's, `wait`, `commit`. Before `wait`,
+    `commit_part` may wait for parts of the step and commit them alone. If anything raises in
+    between, `abandon` ends the step.
 
     Args:
         exchange: The exchange. It has the buckets below and no others; closing it ends the steps.
@@ -45,7 +44,6 @@ class Steps:
         rules: Rules of every step.
 
     Attributes:
-        count: Steps so far, refused ones included.
         room: Elements of float32 scratch memory that a step needs.
     """
 
@@ -57,8 +55,6 @@ class Steps:
         rules: _core.StepRules,
     ) -> None:
         self._exchange = exchange
-        self._committed: set[int] = set()  # buckets of this step
-        self.count = 0
         self._engine = exchange.make_engine(op_sizes, buckets, rules)
         self.room = self._engine.room
 
@@ -66,6 +62,11 @@ class Steps:
     def _open_engine(self) -> _core.StepEngine:
         self._exchange.require_open()
         return self._engine
+
+    @property
+    def count(self) -> int:
+        """Steps so far, refused ones included."""
+        return self._engine.steps
 
     @property
     def came(self) -> list[float]:
@@ -107,7 +108,6 @@ class Steps:
             pending: The value of `pending` after those steps.
         """
         self._open_engine.continue_after(steps, pending)
-        self.count = steps
 
     def begin(
         self,
@@ -177,7 +177,7 @@ class Steps:
         with self._exchange.acknowledging():
             return self._engine.launch(op, gradients, decays, stream)
 
-    def wait(self) -> tuple[BucketStats, ...]:
+    def wait(self) -> tuple[_core.BucketStats, ...]:
         """Waits until the gradients of all ops that were launched hold their results.
 
         Returns:
@@ -186,71 +186,47 @@ class Steps:
         Raises:
             ExchangeFailedError: The exchange has ended; the residuals keep what was not applied.
         """
-        timeline = self._exchange.timeline
-        if timeline is not None:
-            for bucket in self._exchange.buckets:
-                if bucket not in self._committed:
-                    self._exchange.wait(bucket)  # draws it
-        self._committed.clear()
         with self._exchange.acknowledging():
             stats = self._engine.wait()
-        return tuple(
-            BucketStats.of(self._exchange.name_of(bucket), one)
-            for bucket, one in zip(self._exchange.buckets, stats, strict=True)
-        )
+        if self._exchange.timeline is not None:
+            self._exchange.timeline.exchanged(stats, waits=True)
+        return tuple(stats)
 
-    def commit_part(
-        self,
-        ops: Sequence[int],
-        *,
-        buckets: Sequence[int],
-        refuse: str | None = None,
-        stream: int = 0,
-    ) -> None:
-        """Waits for buckets of the step, all of whose ops were launched, and commits them alone.
+    def summed(self, gradient: str, finite: bool) -> None:
+        """Reports a sum that the host has formed, of a gradient that was sent dense.
 
         Args:
-            ops: An op of each bucket.
-            buckets: The exchange's numbers of the buckets, which are committed together. Empty: the
-                ops are sent dense, their sums have arrived, and they are committed alone.
-            refuse: A reason not to apply it, found by all ranks alike.
-            stream: On a device, work queued on this stream from now on finds the gradients written.
+            gradient: The gradient's name.
+            finite: False if the sum holds NaN or Inf: no rank applies it.
+        """
+        self._open_engine.summed(gradient, finite=finite)
+
+    def commit_part(self, ops: Sequence[int]) -> None:
+        """Waits for parts of the step, all of whose ops were launched, and commits them alone.
+
+        On a device, work queued on the stream of the step from now on finds the gradients written.
+
+        Args:
+            ops: An op of each bucket of the part; or ops that are sent dense, whose sums were
+                reported. Empty: the sums that were reported belong to no op.
 
         Raises:
             NonFiniteGradientError: On every rank alike, as in `commit`, for this part alone.
             ExchangeFailedError: The exchange has ended; the residuals keep what was not applied.
         """
-        for bucket in buckets:
-            self._exchange.wait(bucket, stream=stream)
-        self._committed.update(buckets)
-        try:
-            with self._exchange.acknowledging():
-                self._engine.commit_part(ops, refuse or "")
-        except NonFiniteGradientError as error:
-            if self._exchange.timeline is not None:
-                self._exchange.timeline.refused(str(error))
-            raise
+        with self._exchange.acknowledging():
+            self._engine.commit_part(ops)
 
-    def commit(self, refuse: str | None = None) -> None:
+    def commit(self) -> None:
         """Commits the step, all of whose ops were launched and waited for.
 
-        Args:
-            refuse: A reason not to apply the step, found by all ranks alike.
-
         Raises:
-            NonFiniteGradientError: On every rank alike, for a gradient or sum that is not finite,
-                or for `refuse`. Nothing was applied, and the residuals keep every finite entry of
-                the gradients that were exchanged, but for those that let a sum overflow.
+            NonFiniteGradientError: On every rank alike, for a gradient or sum that is not finite.
+                Nothing was applied, and the residuals keep every finite entry of the gradients that
+                were exchanged, but for those that let a sum overflow.
         """
-        try:
-            with self._exchange.acknowledging():
-                self._engine.commit(refuse or "")
-        except NonFiniteGradientError as error:
-            self.count += 1
-            if self._exchange.timeline is not None:
-                self._exchange.timeline.refused(str(error))
-            raise
-        self.count += 1
+        with self._exchange.acknowledging():
+            self._engine.commit()
 
     def samples(self) -> list[Sample]:
         """Returns the samples of the committed step; none unless the rules measure it."""
@@ -258,6 +234,5 @@ class Steps:
 
     def abandon(self) -> None:
         """Gives up the step of an exchange that has ended; its memory is then the caller's."""
-        self._committed.clear()
         if not self._exchange.closed and not self._exchange.inherited:
             self._open_engine.abandon()

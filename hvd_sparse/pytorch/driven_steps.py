@@ -10,8 +10,6 @@ import torch
 
 from hvd_sparse import _core
 from hvd_sparse.buckets import Layer
-from hvd_sparse.errors import NonFiniteGradientError
-from hvd_sparse.exchange.bucket_stats import BucketStats
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.exchange.messages import Messages
 from hvd_sparse.exchange.step_buckets import StepBuckets, op_gradients_of
@@ -137,7 +135,7 @@ class DrivenSteps:
         self._former_rates: dict[str, float] = {}
         self._check_finite = False
         self._used: list[int] = []  # ops, in the order in which parts of this step were completed
-        self._stats: tuple[BucketStats, ...] = ()  # of the last step
+        self._stats: tuple[_core.BucketStats, ...] = ()  # of the last step
         sparse = {layer.parameter for layer in layers}
         # A gradient that is always sent dense has an op, too, if it has a velocity.
         self._velocity_only = [
@@ -322,20 +320,19 @@ class DrivenSteps:
                     self._hand_over(handover)
             self.dense.flush()
 
-    def wait(self) -> tuple[tuple[BucketStats, ...], str | None]:
+    def wait(self) -> tuple[_core.BucketStats, ...]:
         """Waits until all slots hold their results.
 
         Returns:
-            The statistics of each sparse bucket, and the reason to refuse the step, if there is
-            one, the same on all ranks.
+            The statistics of each sparse bucket.
 
         Raises:
             ExchangeFailedError: The exchange has ended.
         """
         self._stats = self._steps.wait()  # first, since it takes no polling
-        refuse = self.dense.wait(check_finite=self._check_finite)
+        self.dense.wait(summed=self._steps.summed if self._check_finite else None)
         self._stream.hand_back()
-        return self._stats, refuse
+        return self._stats
 
     def parts(self) -> list[Part]:
         """Returns the parts of a step, all of whose gradients were launched."""
@@ -371,20 +368,16 @@ class DrivenSteps:
             NonFiniteGradientError: On every rank alike; no rank applies this part.
             ExchangeFailedError: The exchange has ended.
         """
-        refuse = None
         if not part.buckets:
-            refuse = self.dense.wait(check_finite=self._check_finite, slots=part.slots)
-        if part.ops:
-            self._used += part.ops
-            self._steps.commit_part(
-                part.ops, buckets=part.buckets, refuse=refuse, stream=self._stream.number
+            self.dense.wait(
+                summed=self._steps.summed if self._check_finite else None, slots=part.slots
             )
-        elif refuse is not None:
-            raise NonFiniteGradientError(f"{refuse}: no rank applies it")
+        self._used += part.ops
+        self._steps.commit_part(part.ops)
 
-    def commit(self, refuse: str | None) -> None:
+    def commit(self) -> None:
         """Commits the step, or raises NonFiniteGradientError; see `Steps.commit`."""
-        self._steps.commit(refuse)
+        self._steps.commit()
 
     def end_step(self) -> None:
         """Ends a committed step; may send or adopt an order of the buckets. Collective."""

@@ -240,7 +240,7 @@ class ForwardSteps(PlainSteps):
         try:
             with _outside_of_forward(self.exchange.driven.device):
                 self.exchange.wait(since=time.perf_counter() - self._waited)
-                self.exchange.driven.commit(None)
+                self.exchange.driven.commit()
         except BaseException as error:
             raise self._end(error)  # noqa: B904
         reading = self._reading

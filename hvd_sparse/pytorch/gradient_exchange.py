@@ -253,7 +253,8 @@ class GradientExchange:
         try:
             with torch.no_grad():
                 self.launch()
-                self._commit(self.wait(since=time.perf_counter()))
+                self.wait(since=time.perf_counter())
+                self._commit()
         except NonFiniteGradientError:
             for slot in self.slots:
                 slot.discard_result()
@@ -273,16 +274,13 @@ class GradientExchange:
         self._guard.check_step(self.optimizer(), self.slots)
         self.driven.launch_missing()
 
-    def wait(self, *, since: float) -> str | None:
+    def wait(self, *, since: float) -> None:
         """Waits for all that is in flight, and notes its cost; see `DrivenSteps.wait`.
 
         Args:
             since: The beginning of the wait, by `time.perf_counter`.
-
-        Returns:
-            The reason to refuse the step, if there is one, the same on all ranks.
         """
-        buckets, refuse = self.driven.wait()
+        buckets = self.driven.wait()
         last = StepStats(
             step=self.steps,
             buckets=buckets,
@@ -293,12 +291,11 @@ class GradientExchange:
         self.stats = Stats(last=last, total=self.stats.total.plus(last))
         if self.core.timeline is not None:
             self.core.timeline.step_ends(last)
-        return refuse
 
-    def _commit(self, refuse: str | None) -> None:
+    def _commit(self) -> None:
         reading = self.clock.end_step()
         try:
-            self.driven.commit(refuse)
+            self.driven.commit()
         except NonFiniteGradientError:
             if not self.driven.loss_scale.skips:
                 raise
