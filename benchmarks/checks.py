@@ -8,13 +8,19 @@ or the load of the machine; a network adds one round for each bucket.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
+import numpy as np
+
 from hvd_sparse import _core
+from hvd_sparse.compression.sparsifiers import as_sparsifier
+from hvd_sparse.exchange.array_steps import ArraySteps
 from hvd_sparse.exchange.exchange import Exchange
+from hvd_sparse.places.buffer import Buffer
 from tests import laws
 
 RANKS = 2
@@ -26,15 +32,31 @@ def seconds_per_bucket(*, checks: bool, buckets: int, numel: int, steps: int) ->
 
     def run(rank: int) -> tuple[float, laws.Step]:
         exchange = Exchange.over_loopback(world, rank, checks=checks)
-        ranks = [laws.Rank(exchange, rank, [numel], 0.01, "top_k", "gtopk") for _ in range(buckets)]
-        gradient = laws.integer_gradient(numel, rank=rank, step=0)
+        own = laws.integer_gradient(numel, rank=rank, step=0)
+        gradients, residual = np.tile(own, (buckets, 1)), np.zeros((buckets, numel), np.float32)
+        states = np.zeros((buckets, 4), np.float32)
+        steps_of = ArraySteps(
+            exchange,
+            *(
+                exchange.add_bucket(
+                    "top_k-gtopk",
+                    numels=[numel],
+                    segments=[numel],
+                    max_ks=[max(1, math.ceil(0.01 * numel))],
+                    sparsifier=as_sparsifier("top_k"),
+                    collective="gtopk",
+                )
+                for _ in range(buckets)
+            ),
+        )
 
         def step() -> None:
-            for one in ranks:
-                one.start(gradient)
-            for one in ranks:
-                exchange.wait(one.bucket)
-            exchange.commit()
+            gradients[:] = own
+            steps_of.begin(residual=Buffer.of(residual.ravel()), states=Buffer.of(states))
+            for op, gradient in enumerate(gradients):
+                steps_of.launch(op, [Buffer.of(gradient)])
+            steps_of.wait()
+            steps_of.commit()
 
         step()
         barrier.wait()
@@ -43,8 +65,11 @@ def seconds_per_bucket(*, checks: bool, buckets: int, numel: int, steps: int) ->
             step()
         barrier.wait()
         spent = time.process_time() - start
-        last = ranks[0].step(gradient)
+        before = residual[0].copy()
+        step()
         exchange.close()
+        none = np.zeros(numel)
+        last = laws.Step(own, before, residual[0], gradients[0].astype(np.float64), none, none)
         return spent / (steps * buckets * RANKS), last
 
     with ThreadPoolExecutor(RANKS) as threads:

@@ -39,11 +39,11 @@ from virtual_cluster import VirtualCluster
 
 from hvd_sparse import _core
 from hvd_sparse.compression.sparsifiers import as_sparsifier
+from hvd_sparse.exchange.array_steps import ArraySteps
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.ranks.transport import TRANSPORTS
 from hvd_sparse.ranks.world import World
-from hvd_sparse.timeline.exchange_timeline import ExchangeTimeline
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -102,22 +102,6 @@ def methods(transports: list[str]) -> list[Method]:
     return [Method(format_, means) for means in transports for format_ in FORMATS]
 
 
-class LastStep(ExchangeTimeline):
-    """A stand-in for a timeline that keeps the times of the last step."""
-
-    def __init__(self) -> None:
-        self.stats: _core.BucketStats | None = None
-
-    def add_bucket(self, *_: object, **__: object) -> None: ...
-
-    def wait_begins(self, bucket: int) -> None: ...
-
-    def wait_ends(self, bucket: int) -> None: ...
-
-    def exchanged(self, bucket: int, stats: _core.BucketStats) -> None:
-        self.stats = stats
-
-
 class Times(NamedTuple):
     """Times of one repetition on a rank: clock times, processor seconds, seconds of each part."""
 
@@ -135,29 +119,29 @@ class Rank:
     def __init__(
         self, world: World, transports: list[str], block: oracle.Block, k: int, numel: int
     ) -> None:
-        self._last = LastStep()
         self._exchanges: dict[str, Exchange] = {}
         for means in transports:
-            exchange = Exchange.between_ranks(world, name=f"k = {k} over {means}", transport=means)
-            exchange.timeline = self._last
-            self._exchanges[means] = exchange
+            name = f"k = {k} over {means}"
+            self._exchanges[means] = Exchange.between_ranks(world, name=name, transport=means)
         self._block = block
-        self._k = k
+        self._rounds: list[_core.RoundTimes] = []
         self.output = np.zeros(numel, np.float32)
         self._residual = np.zeros(numel, np.float32)
         self._state = np.zeros((1, 4), np.float32)
-        self._buckets = {
-            method: self._exchanges[method.transport].add_bucket(
-                method.name,
-                numels=[numel],
-                segments=[numel],
-                max_ks=[k],
-                sparsifier=as_sparsifier("top_k"),
-                collective=method.format.collective,
-                indices="packed" if method.format.packed else "plain",
-            )
-            for method in methods(transports)
-        }
+        self._steps = {method: self._steps_of(method, k, numel) for method in methods(transports)}
+
+    def _steps_of(self, method: Method, k: int, numel: int) -> ArraySteps:
+        exchange = self._exchanges[method.transport]
+        bucket = exchange.add_bucket(
+            method.name,
+            numels=[numel],
+            segments=[numel],
+            max_ks=[k],
+            sparsifier=as_sparsifier("top_k"),
+            collective=method.format.collective,
+            indices="packed" if method.format.packed else "plain",
+        )
+        return ArraySteps(exchange, bucket)
 
     def run(self, method: Method, barrier: Callable[[], object]) -> Times:
         """Exchanges once and leaves the sum in `output`."""
@@ -165,21 +149,15 @@ class Rank:
         self._residual[:] = 0
         self.output[self._block.indices] = self._block.values
         barrier()
-        exchange = self._exchanges[method.transport]
+        steps = self._steps[method]
         clock = time.process_time()
-        exchange.start(
-            self._buckets[method],
-            [Buffer.of(self.output)],
-            residual=Buffer.of(self._residual),
-            states=Buffer.of(self._state),
-            ks=[self._k],
-            decays=[1.0],
-        )
-        exchange.wait(self._buckets[method])
+        steps.begin(residual=Buffer.of(self._residual), states=Buffer.of(self._state))
+        steps.launch(0, [Buffer.of(self.output)])
+        (stats,) = steps.wait()
         end = time.monotonic()
-        processor = time.process_time() - clock - self._stats.select_seconds
-        exchange.commit()
-        stats = self._stats
+        processor = time.process_time() - clock - stats.select_seconds
+        steps.commit()
+        self._rounds = stats.rounds
         transfers = sum(one.end - one.begin for one in stats.rounds)
         between = stats.settle_begin - stats.exchange_begin - transfers
         after = stats.exchange_end - stats.settle_begin
@@ -187,17 +165,12 @@ class Rank:
 
     def sent(self) -> list[tuple[str, int]]:
         """Returns names and bytes of the last step's transfers."""
-        return [(one.name, one.bytes_sent) for one in self._stats.rounds]
+        return [(one.name, one.bytes_sent) for one in self._rounds]
 
     def close(self) -> None:
         """Closes the exchanges."""
         for exchange in self._exchanges.values():
             exchange.close()
-
-    @property
-    def _stats(self) -> _core.BucketStats:
-        assert self._last.stats is not None
-        return self._last.stats
 
 
 def measure(transports: list[str], k: int, density: float, repetitions: int) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from reporting import Row, Timing, report
 
 from hvd_sparse import _core
 from hvd_sparse.compression.sparsifiers import as_sparsifier
-from hvd_sparse.exchange.bucket_stats import BucketStats
+from hvd_sparse.exchange.array_steps import ArraySteps
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.ranks.transport import TRANSPORTS
@@ -61,41 +61,39 @@ class Rank:
     """One rank of an exchange, with a bucket for each collective."""
 
     def __init__(self, exchange: Exchange, gradient: np.ndarray, k: int) -> None:
-        self._exchange = exchange
         self._gradient = gradient
-        self._k = k
         self.output = np.zeros_like(gradient)
         self._residual = np.zeros_like(gradient)
         self._state = np.zeros((1, 4), np.float32)
-        self._buckets = {
-            collective: exchange.add_bucket(
-                collective,
-                numels=[gradient.size],
-                segments=[gradient.size],
-                max_ks=[k],
-                sparsifier=as_sparsifier("top_k"),
-                collective=collective,
+        self._steps = {
+            collective: ArraySteps(
+                exchange,
+                exchange.add_bucket(
+                    collective,
+                    numels=[gradient.size],
+                    segments=[gradient.size],
+                    max_ks=[k],
+                    sparsifier=as_sparsifier("top_k"),
+                    collective=collective,
+                ),
             )
             for collective in oracle.COLLECTIVES
         }
 
-    def run(self, collective: str, barrier: Callable[[], object]) -> tuple[Interval, BucketStats]:
+    def run(
+        self, collective: str, barrier: Callable[[], object]
+    ) -> tuple[Interval, _core.BucketStats]:
         """Exchanges once and leaves the sum in `output`."""
         self.output[:] = self._gradient
         self._residual[:] = 0
         barrier()
         start = time.perf_counter()
-        self._exchange.start(
-            self._buckets[collective],
-            [Buffer.of(self.output)],
-            residual=Buffer.of(self._residual),
-            states=Buffer.of(self._state),
-            ks=[self._k],
-            decays=[1.0],
-        )
-        stats = self._exchange.wait(self._buckets[collective])
+        steps = self._steps[collective]
+        steps.begin(residual=Buffer.of(self._residual), states=Buffer.of(self._state))
+        steps.launch(0, [Buffer.of(self.output)])
+        (stats,) = steps.wait()
         interval = Interval(start + stats.select_seconds, time.perf_counter())
-        self._exchange.commit()
+        steps.commit()
         return interval, stats
 
 
@@ -110,9 +108,9 @@ class Loopback:
         ]
         self._barrier = threading.Barrier(size)
 
-    def run(self, collective: str) -> tuple[Interval, BucketStats, list[np.ndarray]]:
+    def run(self, collective: str) -> tuple[Interval, _core.BucketStats, list[np.ndarray]]:
         """Returns the interval of all ranks, statistics of one, and the sum on each rank."""
-        done: list[tuple[Interval, BucketStats]] = []
+        done: list[tuple[Interval, _core.BucketStats]] = []
 
         def run(rank: Rank) -> None:
             done.append(rank.run(collective, self._barrier.wait))

@@ -41,6 +41,7 @@ from virtual_cluster import VirtualCluster
 
 from hvd_sparse.compression.collectives import SHARD_SUM
 from hvd_sparse.compression.sparsifiers import as_sparsifier
+from hvd_sparse.exchange.array_steps import ArraySteps
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.ranks.world import World
@@ -71,15 +72,18 @@ class Ours:
         self.residual = np.zeros_like(gradient)
         self._state = np.zeros((1, 4), np.float32)
         self.exchange = Exchange.between_ranks(world, name="dense sums", transport="tcp")
-        self._buckets = {
-            width: self.exchange.add_bucket(
-                width,
-                numels=[gradient.size],
-                segments=[gradient.size],
-                max_ks=[gradient.size],
-                sparsifier=as_sparsifier("top_k"),
-                collective=SHARD_SUM,
-                values=width,
+        self._steps = {
+            width: ArraySteps(
+                self.exchange,
+                self.exchange.add_bucket(
+                    width,
+                    numels=[gradient.size],
+                    segments=[gradient.size],
+                    max_ks=[gradient.size],
+                    sparsifier=as_sparsifier("top_k"),
+                    collective=SHARD_SUM,
+                    values=width,
+                ),
             )
             for width in widths
         }
@@ -91,16 +95,11 @@ class Ours:
 
     def run(self, width: str) -> None:
         """Sums once; the gradient is then the sum."""
-        self.exchange.start(
-            self._buckets[width],
+        self._steps[width].run(
             [Buffer.of(self.output)],
             residual=Buffer.of(self.residual),
             states=Buffer.of(self._state),
-            ks=[self.gradient.size],
-            decays=[1.0],
         )
-        self.exchange.wait(self._buckets[width])
-        self.exchange.commit()
 
 
 def timed(

@@ -101,6 +101,7 @@ def tensorflow_ways(compression: Any, numel: int) -> Ways:
 def core_way(world: Any, compression: Any, numel: int) -> Way:
     """Returns a variant through the core alone."""
     from hvd_sparse.compression.buckets import Bucket, Layer
+    from hvd_sparse.exchange.array_steps import ArraySteps
     from hvd_sparse.exchange.exchange import Exchange
     from hvd_sparse.exchange.planned_bucket import add_planned_bucket
     from hvd_sparse.places.buffer import Buffer
@@ -109,17 +110,11 @@ def core_way(world: Any, compression: Any, numel: int) -> Way:
     exchange = Exchange.between_ranks(world, name="the core alone")
     layout = Bucket((Layer("w", numel),), layer_wise=False)
     (choice,) = plan.fixed_choices(layout.layers, compression)
-    bucket = add_planned_bucket(exchange, layout, choice, compression)
-    ks = plan.largest_ks(layout, choice.densities, None)
+    steps = ArraySteps(exchange, add_planned_bucket(exchange, layout, choice, compression))
     residual, states = np.zeros(numel, np.float32), np.zeros((1, 4), np.float32)
 
     def step(gradient: np.ndarray) -> np.ndarray:
-        exchange.start(
-            bucket, [Buffer.of(gradient)], residual=Buffer.of(residual),
-            states=Buffer.of(states), ks=ks, decays=[1.0],
-        )  # fmt: skip
-        exchange.wait(bucket)
-        exchange.commit()
+        steps.run([Buffer.of(gradient)], residual=Buffer.of(residual), states=Buffer.of(states))
         return gradient
 
     return Way(np.copy, step, np.asarray)

@@ -9,6 +9,7 @@ import oracle
 
 from hvd_sparse import _core
 from hvd_sparse.compression.sparsifiers import as_sparsifier
+from hvd_sparse.exchange.array_steps import ArraySteps
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 
@@ -33,12 +34,9 @@ def exchange_once(collective: str, size: int, *, numel: int, k: int) -> list[tup
             )  # fmt: skip
             total, residual = gradient_of(rank, numel), np.zeros(numel, np.float32)
             states = np.zeros((1, 4), np.float32)
-            exchange.start(
-                bucket, [Buffer.of(total)], residual=Buffer.of(residual), states=Buffer.of(states),
-                ks=[k], decays=[1.0],
-            )  # fmt: skip
-            exchange.wait(bucket)
-            exchange.commit()
+            ArraySteps(exchange, bucket).run(
+                [Buffer.of(total)], residual=Buffer.of(residual), states=Buffer.of(states)
+            )
             return total, residual
         finally:
             exchange.close()

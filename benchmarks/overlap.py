@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +30,7 @@ from reporting import Row, Timing, report
 from torch import nn
 
 from hvd_sparse.compression.sparsifiers import as_sparsifier
+from hvd_sparse.exchange.array_steps import ArraySteps
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.planning import plan
@@ -47,39 +48,39 @@ class Layers:
     exchange: Exchange
     parameters: list[torch.Tensor]
     density: float
-    started: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._ks = [plan.entries_to_send(p.numel(), self.density) for p in self.parameters]
-        self._residuals = [torch.zeros(p.numel()) for p in self.parameters]
+        numels = [parameter.numel() for parameter in self.parameters]
+        self._residual = torch.zeros(sum(numels))
+        self._residuals = torch.split(self._residual, numels)
         self._before = [residual.clone() for residual in self._residuals]
-        self._states = [torch.zeros(1, 4) for _ in self.parameters]
-        for i, parameter in enumerate(self.parameters):
-            self.exchange.add_bucket(
-                f"layer {i}",
-                numels=[parameter.numel()],
-                segments=[parameter.numel()],
-                max_ks=[self._ks[i]],
-                sparsifier=as_sparsifier("gaussian"),
-                collective="gtopk",
-            )
+        self._states = torch.zeros(len(numels), 4)
+        self._begun = False
+        self._steps = ArraySteps(
+            self.exchange,
+            *(
+                self.exchange.add_bucket(
+                    f"layer {i}",
+                    numels=[numel],
+                    segments=[numel],
+                    max_ks=[plan.entries_to_send(numel, self.density)],
+                    sparsifier=as_sparsifier("gaussian"),
+                    collective="gtopk",
+                )
+                for i, numel in enumerate(numels)
+            ),
+        )
 
     def start(self, i: int, gradient: torch.Tensor) -> None:
-        self.exchange.start(
-            i,
-            [buffer(gradient)],
-            residual=buffer(self._residuals[i]),
-            states=buffer(self._states[i]),
-            ks=[self._ks[i]],
-            decays=[1.0],
-        )
-        self.started.append(i)
+        if not self._begun:
+            self._steps.begin(residual=buffer(self._residual), states=buffer(self._states))
+            self._begun = True
+        self._steps.launch(i, [buffer(gradient)])
 
     def wait(self) -> None:
-        for bucket in self.started:
-            self.exchange.wait(bucket)
-        self.started.clear()
-        self.exchange.commit()
+        self._steps.wait()
+        self._steps.commit()
+        self._begun = False
 
     def verify(self, gradients: list[torch.Tensor], sums: list[torch.Tensor]) -> bool:
         """Returns true if the step's sums are what left the residuals, and not empty. Collective.

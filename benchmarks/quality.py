@@ -30,6 +30,7 @@ from reporting import Result, Row, write
 
 from hvd_sparse import _core
 from hvd_sparse.compression.sparsifiers import as_sparsifier
+from hvd_sparse.exchange.array_steps import ArraySteps
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 
@@ -103,16 +104,9 @@ def exchange(method: Method, gradients: list[np.ndarray], k: int) -> list[np.nda
             collective=method.collective,
             collective_options={"slack": method.slack},
         )
-        ranks.start(
-            bucket,
-            [Buffer.of(output)],
-            residual=Buffer.of(residual),
-            states=Buffer.of(state),
-            ks=[k],
-            decays=[1.0],
+        ArraySteps(ranks, bucket).run(
+            [Buffer.of(output)], residual=Buffer.of(residual), states=Buffer.of(state)
         )
-        ranks.wait(bucket)
-        ranks.commit()
         ranks.close()
         return output
 

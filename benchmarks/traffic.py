@@ -34,7 +34,7 @@ from hvd_sparse import _core
 from hvd_sparse.compression import SBC, Compression, Dense, ThreeLC, TopK, Wire
 from hvd_sparse.compression.collectives import SHARD_SUM
 from hvd_sparse.compression.sparsifiers import as_sparsifier
-from hvd_sparse.exchange.bucket_stats import BucketStats
+from hvd_sparse.exchange.array_steps import ArraySteps
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.planning.plan import entries_to_send
@@ -89,33 +89,27 @@ class Rank:
         self._exchange = Exchange.over_loopback(world, rank)
         self.gradient, self.residual = np.zeros((2, numel), np.float32)
         self._state = np.zeros((1, 4), np.float32)
-        self._ks = [entries_to_send(numel, compression.density)]
-        self._bucket = self._exchange.add_bucket(
+        bucket = self._exchange.add_bucket(
             "layer",
             numels=[numel],
             segments=[numel],
-            max_ks=self._ks,
+            max_ks=[entries_to_send(numel, compression.density)],
             sparsifier=as_sparsifier(compression.sparsifier),
             collective=compression.collective,
             collective_options=compression.collective_options,
             indices=compression.indices,
             values=compression.values,
         )
+        self._steps = ArraySteps(self._exchange, bucket)
 
-    def step(self, gradient: np.ndarray) -> BucketStats:
+    def step(self, gradient: np.ndarray) -> _core.BucketStats:
         """Sums a gradient."""
         self.gradient[:] = gradient
-        self._exchange.start(
-            self._bucket,
+        return self._steps.run(
             [Buffer.of(self.gradient)],
             residual=Buffer.of(self.residual),
             states=Buffer.of(self._state),
-            ks=self._ks,
-            decays=[1.0],
         )
-        stats = self._exchange.wait(self._bucket)
-        self._exchange.commit()
-        return stats
 
     def close(self) -> None:
         """Closes the exchange."""

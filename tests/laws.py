@@ -19,6 +19,7 @@ import pytest
 from hvd_sparse import _core
 from hvd_sparse.compression.sparsifiers import SPARSIFIERS, HardThreshold, Sparsifier, as_sparsifier
 from hvd_sparse.errors import NonFiniteGradientError
+from hvd_sparse.exchange.array_steps import ArraySteps
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import BYTES, Buffer
 from tests.device_array import CPU, DeviceArray
@@ -133,23 +134,26 @@ class Rank:
         self.array = DeviceArray(self.device, gradient, self.dtype or str(gradient.dtype))
         before = [self.array.numpy(), self.residual, self.velocity]
         self.under_way = [values.copy() for values in before]
-        self.exchange.start(
-            self.bucket,
-            parts_of(self.array.buffer, self.numels),
+        self.steps = ArraySteps(
+            self.exchange, self.bucket, output_scale=output_scale, momentum=self.momentum
+        )
+        if tuple(self.ks) != self.exchange.added(self.bucket).max_ks:
+            ks = [(0, self.ks)]
+            self.steps._engine.replace(
+                [_core.DrivenBucket(self.bucket, scale=1, output_scale=output_scale, ks=ks, ops=1)]
+            )
+        self.steps.begin(
             residual=self.residual_array.buffer,
             states=buffer_of(self.states),
-            ks=self.ks,
-            decays=[1.0] * len(self.numels),
-            output_scale=output_scale,
-            stream=self.array.stream,
             velocity=self.velocity_array.buffer if self.momentum else None,
-            momentum=self.momentum,
+            stream=self.array.stream,
         )
+        self.steps.launch(0, parts_of(self.array.buffer, self.numels))
 
     def finish(self) -> Step:
         """Waits for the step and returns its result."""
-        self.stats = self.exchange.wait(self.bucket, stream=self.array.stream)
-        self.exchange.commit()
+        (self.stats,) = self.steps.wait()
+        self.steps.commit()
         gradient, before, velocity = self.under_way
         total = self.array.numpy().astype(np.float64) / self.output_scale
         return Step(gradient, before, self.residual.copy(), total, velocity, self.velocity.copy())

@@ -35,7 +35,7 @@ enum { HVD_SPARSE_DONE = -1 };
 struct HvdSparseDriver {
   void* driver;
 
-  /// StepDriver::Room.
+  /// StepEngine::Room.
   int64_t (*room)(void* driver);
 
   /// StepDriver::Begin; calls `done` before it returns. States lie in CPU memory. Returns 1 if
@@ -58,7 +58,7 @@ struct HvdSparseDriver {
   /// StepDriver::End.
   void (*end)(void* driver, HvdSparseDone done, void* context);
 
-  /// StepDriver::Cancel and StepDriver::Fail.
+  /// StepEngine::Cancel and StepEngine::Fail.
   void (*cancel)(void* driver, const char* reason);
   void (*fail)(void* driver, const char* reason);
 };

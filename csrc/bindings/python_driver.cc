@@ -15,7 +15,6 @@
 
 #include "csrc/base/error.h"
 #include "csrc/bindings/driver_interface.h"
-#include "csrc/bindings/own_process.h"
 #include "csrc/bindings/python_buffers.h"
 #include "csrc/bindings/python_module.h"
 #include "csrc/exchange/exchange.h"
@@ -27,9 +26,9 @@ namespace hvd_sparse {
 namespace {
 
 /// A StepDriver and its function table, through which other libraries call it.
-class BoundDriver {
+class BoundDriver : public BoundSteps {
  public:
-  using Exchanged = std::function<void()>;
+  using Exchanged = std::function<void(const std::vector<BucketStats>&)>;
   using Floats = py::array_t<float>;
   using Measured = std::function<void(std::size_t bucket, std::int64_t step, Floats accumulated,
                                       Floats left, Floats applied)>;
@@ -45,41 +44,28 @@ class BoundDriver {
                               Failing(std::move(step_ended))},
             rules)),
         table_{driver_.get(), &RoomIn, &BeginIn,  &LaunchIn, &SummedIn,
-               &SummedAsIn,   &EndIn,  &CancelIn, &FailIn} {}
+               &SummedAsIn,   &EndIn,  &CancelIn, &FailIn} {
+    Open(&driver_->engine());
+  }
 
   std::uintptr_t table() const { return reinterpret_cast<std::uintptr_t>(&table_); }
   bool OnItsThread() const { return driver_ != nullptr && driver_->OnItsThread(); }
-  std::int64_t steps() const { return driver_ == nullptr ? 0 : driver_->steps(); }
-  void Replace(std::vector<DrivenBucket> buckets) const {
-    if (driver_ != nullptr) driver_->Replace(std::move(buckets));
+  void Close() {
+    BoundSteps::Close();
+    driver_.reset();
   }
-  void Reorder(const std::vector<int>& order) const {
-    if (driver_ != nullptr) driver_->Reorder(order);
-  }
-  std::vector<std::pair<std::int64_t, double>> residual_norms() const {
-    if (driver_ == nullptr) return {};
-    return driver_->ResidualNorms();
-  }
-  bool pending() const { return driver_ != nullptr && driver_->AnyPending(); }
-  void ContinueAfter(std::int64_t steps, bool pending) const {
-    if (driver_ != nullptr) driver_->ContinueAfter(steps, pending);
-  }
-  void TimeSteps(bool wanted) const {
-    if (driver_ != nullptr) driver_->TimeSteps(wanted);
-  }
-  void Close() { driver_.reset(); }
   void Cancel(const std::string& reason) const {
-    if (driver_ != nullptr) driver_->Cancel(reason);
+    if (driver_ != nullptr) engine().Cancel(reason);
   }
 
  private:
   /// Wraps a hook so that a Python error is reported as unraisable, since the driver's thread has
   /// no caller that could catch it.
-  static std::function<void()> Guarded(Exchanged exchanged) {
+  static Exchanged Guarded(Exchanged exchanged) {
     if (!exchanged) return nullptr;
-    return [exchanged = std::move(exchanged)] {
+    return [exchanged = std::move(exchanged)](const std::vector<BucketStats>& stats) {
       try {
-        exchanged();
+        exchanged(stats);
       } catch (py::error_already_set& error) {
         const py::gil_scoped_acquire acquire;
         error.discard_as_unraisable("hvd_sparse: after a step");
@@ -126,9 +112,9 @@ class BoundDriver {
 
   /// Converts an origin. A framework numbers GPUs in its own way, so the origin only tells whether
   /// the memory is on a GPU; the device comes from the driver.
-  static Origin OriginOf(const StepDriver& driver, const HvdSparseOrigin& origin) {
+  static Origin OriginOf(StepDriver& driver, const HvdSparseOrigin& origin) {
     if (origin.on_gpu == 0) return {};
-    const Device device = driver.rules().device;
+    const Device device = driver.engine().rules().device;
     return {{DeviceType::kCuda, device.index}, origin.stream};
   }
 
@@ -145,17 +131,19 @@ class BoundDriver {
 
   /// Reports the exception being handled to `done`. The core's own errors have already taken effect
   /// on the exchange; any other, such as a lack of memory, ends it.
-  static void TellCaught(const StepDriver& driver, HvdSparseDone done, void* context) {
+  static void TellCaught(StepDriver& driver, HvdSparseDone done, void* context) {
     try {
       throw;
     } catch (const Error&) {
       Tell(std::current_exception(), done, context);
     } catch (...) {
-      Tell(std::make_exception_ptr(driver.EndByCaught("an op of a step")), done, context);
+      Tell(std::make_exception_ptr(driver.engine().EndByCaught("an op of a step")), done, context);
     }
   }
 
-  static std::int64_t RoomIn(void* driver) { return static_cast<StepDriver*>(driver)->Room(); }
+  static std::int64_t RoomIn(void* driver) {
+    return static_cast<StepDriver*>(driver)->engine().Room();
+  }
 
   static Span<float> FloatsOf(const HvdSparseBuffer& buffer) {
     return {static_cast<float*>(buffer.data), buffer.numel};
@@ -226,11 +214,11 @@ class BoundDriver {
   }
 
   static void CancelIn(void* driver, const char* reason) {
-    static_cast<StepDriver*>(driver)->Cancel(reason);
+    static_cast<StepDriver*>(driver)->engine().Cancel(reason);
   }
 
   static void FailIn(void* driver, const char* reason) {
-    static_cast<StepDriver*>(driver)->Fail(reason);
+    static_cast<StepDriver*>(driver)->engine().Fail(reason);
   }
 
   OwnProcessPointer<StepDriver> driver_;
@@ -249,20 +237,13 @@ void BindDriver(py::module_& m) {
   // Calls that wait for the driver's thread release the GIL, since that thread may wait for it.
   using py::gil_scoped_release;
   using Ops = std::vector<std::pair<std::int64_t, std::int64_t>>;
-  py::class_<BoundDriver>(m, "StepDriver")
+  py::class_<BoundDriver, BoundSteps>(m, "StepDriver")
       .def(py::init<Exchange&, const Ops&, std::vector<DrivenBucket>, BoundDriver::Exchanged,
                     BoundDriver::Measured, BoundDriver::StepEnded, StepRules>(),
            py::arg("exchange"), py::arg("ops"), py::arg("buckets"), py::arg("exchanged"),
            py::arg("measured"), py::arg("step_ended"), py::arg("rules"), py::keep_alive<1, 2>())
       .def_property_readonly("table", &BoundDriver::table)
-      .def_property_readonly("steps", &BoundDriver::steps)
       .def_property_readonly("on_its_thread", &BoundDriver::OnItsThread)
-      .def("replace", &BoundDriver::Replace, py::arg("buckets"))
-      .def("reorder", &BoundDriver::Reorder, py::arg("order"))
-      .def_property_readonly("pending", &BoundDriver::pending)
-      .def_property_readonly("residual_norms", &BoundDriver::residual_norms)
-      .def("continue_after", &BoundDriver::ContinueAfter, py::arg("steps"), py::arg("pending"))
-      .def("time_steps", &BoundDriver::TimeSteps, py::arg("wanted"))
       .def("cancel", &BoundDriver::Cancel, py::arg("reason"), py::call_guard<gil_scoped_release>())
       .def("close", &BoundDriver::Close, py::call_guard<gil_scoped_release>());
 }

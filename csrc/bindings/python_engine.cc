@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "csrc/base/error.h"
-#include "csrc/bindings/own_process.h"
 #include "csrc/bindings/python_buffers.h"
 #include "csrc/bindings/python_module.h"
 #include "csrc/exchange/exchange.h"
@@ -23,27 +22,21 @@ namespace hvd_sparse {
 namespace {
 
 /// A StepEngine whose memory is passed as addresses.
-class BoundEngine {
+class BoundEngine : public BoundSteps {
  public:
   using Ops = std::vector<std::pair<std::int64_t, std::int64_t>>;
 
   BoundEngine(Exchange& exchange, const Ops& ops, std::vector<DrivenBucket> buckets,
               StepRules rules)
-      : engine_(new StepEngine(&exchange, OpGradients::Of(ops), std::move(buckets), rules)) {}
-
-  StepEngine* operator->() const {
-    if (engine_ == nullptr) Throw(ErrorKind::kExchangeFailed, "this exchange is closed");
-    return engine_.get();
+      : own_(new StepEngine(&exchange, OpGradients::Of(ops), std::move(buckets), rules)) {
+    Open(own_.get());
   }
 
-  /// Ends the use of the exchange; what is known of the steps stays.
+  /// Ends the use of the exchange.
   void Close() {
-    if (engine_ == nullptr) return;
-    pending_ = engine_->AnyPending();
-    engine_.reset();
+    BoundSteps::Close();
+    own_.reset();
   }
-
-  bool pending() const { return engine_ == nullptr ? pending_ : engine_->AnyPending(); }
 
   bool Begin(const PyBuffer& residual, const PyBuffer& states,
              const std::optional<PyBuffer>& velocity, const std::optional<PyBuffer>& room,
@@ -57,7 +50,7 @@ class BoundEngine {
     memory.momentum = momentum;
     memory.dampening = dampening;
     memory.origin = OriginOf(stream);
-    return (*this)->Begin(memory);
+    return engine().Begin(memory);
   }
 
   bool Launch(int op, const std::vector<PyBuffer>& gradients, const std::vector<float>& decays,
@@ -65,17 +58,23 @@ class BoundEngine {
     std::vector<GradView> views;
     for (const PyBuffer& gradient : gradients) views.push_back(ViewOf(gradient));
     const py::gil_scoped_release release;
-    return (*this)->Launch(op, views, decays, OriginOf(stream));
+    return engine().Launch(op, views, decays, OriginOf(stream));
   }
 
   std::vector<BucketStats> Wait() const {
-    WaitInSlices([this](double seconds) { return (*this)->Wait(seconds); });
-    return (*this)->Stats();
+    WaitInSlices([this](double seconds) { return engine().Wait(seconds); });
+    return engine().Stats();
+  }
+
+  void CommitPart(const std::vector<int>& ops) const {
+    WaitInSlices([&](double seconds) { return engine().WaitFor(ops, seconds); });
+    const py::gil_scoped_release release;
+    engine().CommitPart(ops);
   }
 
   py::list Samples() const {
     py::list samples;
-    for (const StepSample& one : (*this)->Samples()) {
+    for (const StepSample& one : engine().Samples()) {
       samples.append(py::make_tuple(one.bucket, ArrayOf(one.accumulated), ArrayOf(one.left),
                                     ArrayOf(one.applied)));
     }
@@ -84,12 +83,11 @@ class BoundEngine {
 
  private:
   Origin OriginOf(StreamHandle stream) const {
-    const Device device = (*this)->rules().device;
+    const Device device = engine().rules().device;
     return device.IsCpu() ? Origin{} : Origin{device, stream};
   }
 
-  OwnProcessPointer<StepEngine> engine_;
-  bool pending_ = false;  // once it is closed
+  OwnProcessPointer<StepEngine> own_;
 };
 
 }  // namespace
@@ -114,51 +112,61 @@ void BindEngine(py::module_& m) {
            py::kw_only(), py::arg("marks_non_finite") = false, py::arg("has_velocity") = false,
            py::arg("masks_velocity") = true, py::arg("measure_every") = 0,
            py::arg("others") = false, py::arg("device") = "cpu");
-  using py::gil_scoped_release;
-  py::class_<BoundEngine>(m, "StepEngine")
-      .def(py::init<Exchange&, const BoundEngine::Ops&, std::vector<DrivenBucket>, StepRules>(),
-           py::arg("exchange"), py::arg("ops"), py::arg("buckets"), py::arg("rules"))
-      .def("close", &BoundEngine::Close)  // before the exchange is
-      .def_property_readonly("room", [](const BoundEngine& self) { return self->Room(); })
+  py::class_<BoundSteps>(m, "Steps")
+      .def_property_readonly("steps", &BoundSteps::steps)
+      .def_property_readonly("pending", &BoundSteps::pending)
+      .def_property_readonly("residual_norms",
+                             [](const BoundSteps& self) { return self.engine().ResidualNorms(); })
+      .def_property_readonly("stats", [](const BoundSteps& self) { return self.engine().Stats(); })
       .def(
           "replace",
-          [](const BoundEngine& self, std::vector<DrivenBucket> buckets) {
-            self->Replace(std::move(buckets));
+          [](const BoundSteps& self, std::vector<DrivenBucket> buckets) {
+            self.engine().Replace(std::move(buckets));
           },
           py::arg("buckets"))
       .def(
           "reorder",
-          [](const BoundEngine& self, const std::vector<int>& order) { self->Reorder(order); },
+          [](const BoundSteps& self, const std::vector<int>& order) {
+            self.engine().Reorder(order);
+          },
           py::arg("order"))
-      .def_property_readonly("pending", &BoundEngine::pending)
       .def(
           "continue_after",
-          [](const BoundEngine& self, std::int64_t steps, bool pending) {
-            self->ContinueAfter(steps, pending);
+          [](const BoundSteps& self, std::int64_t steps, bool pending) {
+            self.engine().ContinueAfter(steps, pending);
           },
           py::arg("steps"), py::arg("pending"))
+      .def(
+          "time_steps",
+          [](const BoundSteps& self, bool wanted) { self.engine().TimeSteps(wanted); },
+          py::arg("wanted"));
+  using py::gil_scoped_release;
+  py::class_<BoundEngine, BoundSteps>(m, "StepEngine")
+      .def(py::init<Exchange&, const BoundEngine::Ops&, std::vector<DrivenBucket>, StepRules>(),
+           py::arg("exchange"), py::arg("ops"), py::arg("buckets"), py::arg("rules"))
+      .def("close", &BoundEngine::Close)  // before the exchange is
+      .def_property_readonly("room", [](const BoundEngine& self) { return self.engine().Room(); })
       .def("begin", &BoundEngine::Begin, py::kw_only(), py::arg("residual"), py::arg("states"),
-           py::arg("velocity"), py::arg("room"), py::arg("loss_scale"), py::arg("momentum"),
-           py::arg("dampening"), py::arg("stream"))
+           py::arg("velocity") = py::none(), py::arg("room") = py::none(),
+           py::arg("loss_scale") = 1.0f, py::arg("momentum") = 0.0f, py::arg("dampening") = 0.0f,
+           py::arg("stream") = 0)
       .def("launch", &BoundEngine::Launch, py::arg("op"), py::arg("gradients"), py::arg("decays"),
-           py::arg("stream"))
+           py::arg("stream") = 0)
+      .def(
+          "summed",
+          [](const BoundEngine& self, const std::string& gradient, bool finite) {
+            self.engine().SummedAs(finite, gradient);
+          },
+          py::arg("gradient"), py::kw_only(), py::arg("finite"))
       .def("wait", &BoundEngine::Wait)
       .def(
-          "commit",
-          [](const BoundEngine& self, const std::string& refuse) { self->Commit(refuse); },
-          py::arg("refuse"), py::call_guard<gil_scoped_release>())
-      .def(
-          "commit_part",
-          [](const BoundEngine& self, const std::vector<int>& ops, const std::string& refuse) {
-            self->CommitPart(ops, refuse);
-          },
-          py::arg("ops"), py::arg("refuse"), py::call_guard<gil_scoped_release>())
-      .def_property_readonly("came", [](const BoundEngine& self) { return self->Came(); })
-      .def_property_readonly("residual_norms",
-                             [](const BoundEngine& self) { return self->ResidualNorms(); })
+          "commit", [](const BoundEngine& self) { self.engine().Commit(); },
+          py::call_guard<gil_scoped_release>())
+      .def("commit_part", &BoundEngine::CommitPart, py::arg("ops"))
+      .def_property_readonly("came", [](const BoundEngine& self) { return self.engine().Came(); })
       .def("samples", &BoundEngine::Samples)
       .def(
-          "abandon", [](const BoundEngine& self) { self->Abandon(); },
+          "abandon", [](const BoundEngine& self) { self.engine().Abandon(); },
           py::call_guard<gil_scoped_release>());
 }
 

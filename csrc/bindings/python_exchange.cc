@@ -5,13 +5,11 @@
 
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "csrc/base/error.h"
-#include "csrc/bindings/own_process.h"
 #include "csrc/bindings/python_buffers.h"
 #include "csrc/bindings/python_module.h"
 #include "csrc/comm/lifeline.h"
@@ -27,29 +25,6 @@ namespace py = pybind11;
 
 namespace hvd_sparse {
 namespace {
-
-void Wait(Exchange& exchange, int bucket, StreamHandle stream) {
-  WaitInSlices([&](double seconds) { return exchange.Wait(bucket, seconds, stream); });
-}
-
-void Start(Exchange& exchange, int bucket, const std::vector<PyBuffer>& gradients,
-           const PyBuffer& residual, const PyBuffer& states, std::vector<std::int64_t> ks,
-           std::vector<float> decays, float scale, float output_scale, StreamHandle stream,
-           const std::optional<PyBuffer>& velocity, float momentum) {
-  Launch launch;
-  for (const PyBuffer& gradient : gradients) launch.gradients.push_back(ViewOf(gradient));
-  launch.residual = FloatsOf(residual, "residual");
-  if (velocity) launch.velocity = FloatsOf(*velocity, "velocity");
-  launch.momentum = momentum;
-  launch.states = StatesOf(states);
-  launch.ks = std::move(ks);
-  launch.decays = std::move(decays);
-  launch.scale = scale;
-  launch.output_scale = output_scale;
-  launch.stream = stream;
-  const py::gil_scoped_release release;
-  exchange.Start(bucket, std::move(launch));
-}
 
 template <typename... Arguments>
 OwnProcessPointer<Exchange> MakeExchange(Arguments&&... arguments) {
@@ -85,23 +60,47 @@ void BindExchange(py::module_& m) {
       .def_readonly("bytes_sent", &RoundTimes::bytes_sent)
       .def_readonly("bytes_received", &RoundTimes::bytes_received);
 
-  py::class_<BucketStats>(m, "BucketStats")
-      .def_readonly("step", &BucketStats::step)
-      .def_property_readonly("route", [](const BucketStats& self) { return NameOf(self.route); })
-      .def_readonly("numel", &BucketStats::numel)
-      .def_readonly("asked", &BucketStats::asked)
-      .def_readonly("selected", &BucketStats::selected)
-      .def_readonly("reduced", &BucketStats::reduced)
-      .def_readonly("bytes_sent", &BucketStats::bytes_sent)
-      .def_readonly("bytes_received", &BucketStats::bytes_received)
-      .def_readonly("select_seconds", &BucketStats::select_seconds)
-      .def_readonly("exchange_seconds", &BucketStats::exchange_seconds)
+  const auto share_of = [](std::int64_t entries, const BucketStats& stats) {
+    return stats.numel == 0 ? 0.0 : static_cast<double>(entries) / static_cast<double>(stats.numel);
+  };
+  py::class_<BucketStats>(m, "BucketStats", "Statistics of one bucket in one step, on this rank.")
+      .def_readonly("number", &BucketStats::number)
+      .def_readonly("bucket", &BucketStats::bucket, "Bucket name.")
+      .def_readonly("step", &BucketStats::step, "Number of steps of this bucket before this one.")
+      .def_property_readonly(
+          "route", [](const BucketStats& self) { return NameOf(self.route); },
+          "\"calls\" (call by call, blocks in CPU memory), \"device rounds\" (call by call, but a "
+          "collective's rounds go from GPU to GPU) or \"device step\" (the whole step was queued "
+          "on a GPU at once); see docs/cuda.md.")
+      .def_readonly("numel", &BucketStats::numel, "Entries of the bucket.")
+      .def_readonly("asked", &BucketStats::asked,
+                    "Entries asked for (the sum of k over its segments).")
+      .def_readonly("selected", &BucketStats::selected, "Entries that this rank selected.")
+      .def_readonly("reduced", &BucketStats::reduced, "Entries of the sum, the same on every rank.")
+      .def_readonly("bytes_sent", &BucketStats::bytes_sent,
+                    "Bytes that this rank sent, as coded, headers included.")
+      .def_readonly("bytes_received", &BucketStats::bytes_received,
+                    "Bytes that this rank received.")
+      .def_readonly("select_seconds", &BucketStats::select_seconds,
+                    "Seconds to accumulate and select.")
+      .def_readonly("exchange_seconds", &BucketStats::exchange_seconds,
+                    "Seconds to exchange, settle and scatter.")
+      .def_property_readonly(
+          "density_asked",
+          [share_of](const BucketStats& self) { return share_of(self.asked, self); },
+          "Fraction of the entries asked for.")
+      .def_property_readonly(
+          "density_reached",
+          [share_of](const BucketStats& self) { return share_of(self.selected, self); },
+          "Fraction of the entries that this rank selected.")
       .def_readonly("ready", &BucketStats::ready)
       .def_readonly("select_begin", &BucketStats::select_begin)
       .def_readonly("select_end", &BucketStats::select_end)
       .def_readonly("exchange_begin", &BucketStats::exchange_begin)
       .def_readonly("settle_begin", &BucketStats::settle_begin)
       .def_readonly("exchange_end", &BucketStats::exchange_end)
+      .def_readonly("wait_begin", &BucketStats::wait_begin)
+      .def_readonly("wait_end", &BucketStats::wait_end)
       .def_readonly("rounds", &BucketStats::rounds);
 
   py::class_<LoopbackWorld, std::shared_ptr<LoopbackWorld>>(
@@ -189,13 +188,6 @@ void BindExchange(py::module_& m) {
       .def_property_readonly("device_memory_problem", &Exchange::DeviceMemoryProblem)
       .def("note", &Exchange::Note, py::arg("note"))
       .def("clear_buckets", &Exchange::ClearBuckets)
-      .def("start", &Start, py::arg("bucket"), py::arg("gradients"), py::kw_only(),
-           py::arg("residual"), py::arg("states"), py::arg("ks"), py::arg("decays"),
-           py::arg("scale"), py::arg("output_scale"), py::arg("stream") = 0,
-           py::arg("velocity") = py::none(), py::arg("momentum") = 0.0f)
-      .def("wait", &Wait, py::arg("bucket"), py::kw_only(), py::arg("stream") = 0)
-      .def("stats", &Exchange::Stats, py::arg("bucket"))
-      .def("commit", &Exchange::Commit, py::arg("refuse"), py::call_guard<py::gil_scoped_release>())
       .def("swap", &Exchange::Swap, py::arg("peer"), py::arg("bytes"), py::arg("repetitions"),
            py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("spread_peers", &Exchange::SpreadPeers)

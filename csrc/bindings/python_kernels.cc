@@ -11,6 +11,7 @@
 #include "csrc/base/error.h"
 #include "csrc/bindings/python_buffers.h"
 #include "csrc/bindings/python_module.h"
+#include "csrc/devices/kernels_for.h"
 #include "csrc/kernels/kernels.h"
 #include "csrc/wire/value_coding.h"
 #include "csrc/wire/wire_format.h"
@@ -110,6 +111,19 @@ void BindKernels(py::module_& m) {
         block.Finish(CpuKernels().KeepTopK(k, 0, block.count(), &block));
       },
       py::arg("block"), py::arg("k"), "Drops all but the k largest magnitudes.");
+
+  // Points in the work of a device, with the methods of torch.cuda.Event.
+  py::class_<TimedMark>(m, "TimedMark")
+      .def(py::init([](const std::string& device) {
+             return KernelsFor(DeviceFrom(device)).NewTimedMark();
+           }),
+           py::arg("device"))
+      .def("record", &TimedMark::Record, py::arg("stream"))
+      .def("query", &TimedMark::Passed)
+      .def(
+          "elapsed_time",
+          [](const TimedMark& self, const TimedMark& end) { return 1e3 * self.SecondsUntil(end); },
+          py::arg("end_event"), "Milliseconds until another one of the device.");
 }
 
 }  // namespace hvd_sparse

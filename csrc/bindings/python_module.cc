@@ -123,7 +123,6 @@ PYBIND11_MODULE(_core, m) {
   py::register_exception_translator(&hvd_sparse::RaiseInPython);
   hvd_sparse::BindFacts(m);
   hvd_sparse::BindKernels(m);
-  hvd_sparse::BindMarks(m);
   hvd_sparse::BindExchange(m);
   hvd_sparse::BindEngine(m);
   hvd_sparse::BindDriver(m);

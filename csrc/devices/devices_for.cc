@@ -5,7 +5,7 @@
 #include "csrc/base/error.h"
 #include "csrc/collectives/device_agreement.h"
 #ifdef HVD_SPARSE_WITH_CUDA
-#include "csrc/cuda/transport/mpi_transport.h"
+#include "csrc/cuda/transport/mpi_option.h"
 #endif
 #ifdef HVD_SPARSE_WITH_NCCL
 #include "csrc/cuda/transport/nccl_library.h"

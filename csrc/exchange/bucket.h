@@ -45,22 +45,8 @@ class Bucket {
   void Select(Launch launch, int rank, const Kernels& kernels, Route route = Route::kCalls,
               const Mark* ready = nullptr);
 
-  /// Exchanges the selection, puts back entries that were not delivered, masks the velocity of
-  /// those that were, and writes the result into the gradients. `gpu_collectives` is non-null on
-  /// all ranks, if their route is not kCalls, or on none.
-  ///
-  /// Returns true if the step has arrived, false if a device still runs it: then Arrived tells.
-  bool Reduce(Communicator& comm, const Kernels& kernels,
-              GpuCollectives* gpu_collectives = nullptr) {
-    return step_->Reduce(comm, kernels, gpu_collectives);
-  }
-
-  /// Returns a mark before which gradients on a device may still be written; null if there is none.
-  /// Called after Reduce, even if that has failed.
-  std::shared_ptr<const Mark> Written(const Kernels& kernels) { return step_->Written(kernels); }
-
-  /// Waits at most `seconds` for the end of the step, after Reduce; returns true if it has ended.
-  bool Arrived(double seconds) { return step_->Arrived(seconds); }
+  /// Returns the step in progress, or the last one.
+  BucketStep& step() { return *step_; }
 
   /// Waits for the device and frees its memory, before the network is destroyed.
   void ReleaseDevices();
@@ -80,18 +66,8 @@ class Bucket {
   /// on all ranks, and valid when verdict() is.
   float LargestKept(int ranks) const;
 
-  /// Puts back all entries that were taken: residual and velocity are then what they were after
-  /// error feedback, bit for bit. Nothing was applied, so nothing is lost. A step that was enqueued
-  /// on a device can be put back at any time.
-  void PutBack(const Kernels& kernels) { step_->PutBack(kernels); }
-
   /// Drops what exceeds `largest` from the residual and the velocity of a step that was put back.
   void DropAbove(float largest, const Kernels& kernels) const;
-
-  /// Commits the step: the residual is what this rank has yet to send, and the velocity of
-  /// delivered entries is zero. Valid when the step has arrived. Does not fail: other ranks may
-  /// have committed.
-  void Commit() { step_->Commit(); }
 
  private:
   StepRecord record_;

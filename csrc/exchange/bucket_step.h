@@ -31,22 +31,29 @@ class BucketStep {
   /// on a device, to begin after `ready`. See Bucket::Select.
   virtual void Select(int rank, const Kernels& kernels, const Mark* ready) = 0;
 
-  /// Exchanges what was selected, and writes the result into the gradients. Returns true if the
-  /// step has arrived, false if a device still runs it. See Bucket::Reduce.
+  /// Exchanges the selection, puts back entries that were not delivered, masks the velocity of
+  /// those that were, and writes the result into the gradients. `gpu_collectives` is non-null on
+  /// all ranks, if their route is not kCalls, or on none.
+  ///
+  /// Returns true if the step has arrived, false if a device still runs it: then Arrived tells.
   virtual bool Reduce(Communicator& comm, const Kernels& kernels,
                       GpuCollectives* gpu_collectives) = 0;
 
-  /// Returns a mark before which the gradients may still be written; null if there is none. Called
-  /// after Reduce, even if that has failed.
+  /// Returns a mark before which gradients on a device may still be written; null if there is none.
+  /// Called after Reduce, even if that has failed.
   virtual std::shared_ptr<const Mark> Written(const Kernels& kernels) = 0;
 
   /// Waits at most `seconds` for the end of the step, after Reduce; returns true if it has ended.
   virtual bool Arrived(double /*seconds*/) { return true; }
 
-  /// Returns residual and velocity to what they were after error feedback, bit for bit.
+  /// Puts back all entries that were taken: residual and velocity are then what they were after
+  /// error feedback, bit for bit. Nothing was applied, so nothing is lost. A step that was enqueued
+  /// on a device can be put back at any time.
   virtual void PutBack(const Kernels& kernels) = 0;
 
-  /// Makes the residual what this rank has yet to send. Does not fail.
+  /// Commits the step: the residual is what this rank has yet to send, and the velocity of
+  /// delivered entries is zero. Valid when the step has arrived. Does not fail: other ranks may
+  /// have committed.
   virtual void Commit() {}
 
   /// Waits for the device and frees its memory.

@@ -9,7 +9,6 @@
 #include "csrc/base/process.h"
 #include "csrc/devices/kernels_for.h"
 #include "csrc/exchange/intent.h"
-#include "csrc/exchange/refusal.h"
 
 namespace hvd_sparse {
 
@@ -124,6 +123,7 @@ void Exchange::Start(int id, Launch launch) {
     slot->selected = false;
     slot->stream = launch.stream;
     slot->written.reset();
+    slot->wait_begin = slot->wait_end = 0;
   }
   const bool known = Run(*slot, "start", [&] {
     const std::lock_guard lock(mutex_);
@@ -137,18 +137,18 @@ void Exchange::Start(int id, Launch launch) {
   });
   if (!known) return Reach(State::kArrived, slot);
   slot->launch = std::move(launch);
-  selector_ == nullptr ? SelectFirst(slot) : selector_->Post(&slot->select_task);
+  selector_ == nullptr ? Select(slot) : selector_->Post(&slot->select_task);
 }
 
 /// Selects, unless this is the bucket's first step on route kStep: its selection waits until it is
 /// known whether the devices of all ranks are connected. The bucket keeps its place in the order.
-void Exchange::SelectFirst(Slot* slot) {
+void Exchange::Select(Slot* slot) {
   const bool waits = slot->route == Route::kStep && !slot->bucket->IsPreparedForSteps();
-  if (!waits) Select(slot);
+  if (!waits) Take(slot);
   exchanger_->Post(&slot->collective_task);
 }
 
-void Exchange::Select(Slot* slot) {
+void Exchange::Take(Slot* slot) {
   Launch launch = *std::exchange(slot->launch, std::nullopt);
   const bool done = Run(*slot, "select", [&] {
     slot->kernels->Follow(slot->ready.get());
@@ -174,12 +174,12 @@ void Exchange::RunCollective(Slot* slot) {
     }
     if (unselected && gpu_collectives != nullptr) bucket.PrepareSteps(gpu_collectives);
   });
-  if (unselected && ready) Select(slot);
+  if (unselected && ready) Take(slot);
   bool arrived = true;
-  Run(*slot, "exchange", [&] { arrived = bucket.Reduce(*comm_, kernels, gpu_collectives); });
+  Run(*slot, "exchange", [&] { arrived = bucket.step().Reduce(*comm_, kernels, gpu_collectives); });
   // Also after a failure: the bucket may have left gradients to be written later.
   Try(*slot, "exchange", [&] {
-    std::shared_ptr<const Mark> written = bucket.Written(kernels);
+    std::shared_ptr<const Mark> written = bucket.step().Written(kernels);
     const std::lock_guard lock(mutex_);
     slot->written = std::move(written);
   });
@@ -208,6 +208,7 @@ bool Exchange::Wait(int id, double seconds, StreamHandle stream) {
   Slot& slot = SlotOf(id);
   Require(ended_ || slot.state != State::kIdle, "bucket '", slot.bucket->spec().name,
           "' is waited for, but was not started");
+  if (slot.wait_begin == 0) slot.wait_begin = SteadySeconds();
   bool in_time = arrived_.wait_for(lock, std::chrono::duration<double>(seconds), [&] {
     return ended_ ? !AnyIs(State::kStarted) : slot.state != State::kStarted;
   });
@@ -220,59 +221,80 @@ bool Exchange::Wait(int id, double seconds, StreamHandle stream) {
     lock.unlock();
     ThrowEnded();
   }
-  if (in_time) slot.kernels->MakeStreamFollow(stream, slot.written.get());
-  return in_time;
+  if (!in_time) return false;
+  if (slot.wait_end == 0) slot.wait_end = SteadySeconds();
+  slot.kernels->MakeStreamFollow(stream, slot.written.get());
+  return true;
 }
 
 /// Waits for a device that runs a whole step: the only wait of such a step.
 bool Exchange::AwaitDevice(Slot* slot, double seconds) {
   bool arrived = false;
-  Run(*slot, "exchange", [&] { arrived = slot->bucket->Arrived(seconds); });
+  Run(*slot, "exchange", [&] { arrived = slot->bucket->step().Arrived(seconds); });
   if (arrived) Reach(State::kArrived, slot);
   return arrived;
 }
 
-const BucketStats& Exchange::Stats(int bucket) const {
+BucketStats Exchange::Stats(int bucket) const {
   const std::lock_guard lock(mutex_);
-  return const_cast<Exchange*>(this)->SlotOf(bucket).bucket->stats();
+  const Slot& slot = const_cast<Exchange*>(this)->SlotOf(bucket);
+  BucketStats stats = slot.bucket->stats();
+  stats.wait_begin = slot.wait_begin;
+  stats.wait_end = slot.wait_end;
+  return stats;
 }
 
-/// Commits an arrived bucket, or undoes its part in the step if `why` says that no rank applies it.
-/// The caller holds the mutex.
-void Exchange::Settle(const std::string& why, Slot* slot) {
-  if (std::exchange(slot->selected, false)) {
-    Bucket& bucket = *slot->bucket;
-    if (why.empty()) {
-      bucket.Commit();
-    } else {
-      bucket.PutBack(*slot->kernels);
-      const float largest = bucket.LargestKept(Size());
-      if (std::isfinite(largest)) bucket.DropAbove(largest, *slot->kernels);
-    }
+/// Takes the mutex; throws the error that ended the exchange.
+std::unique_lock<std::mutex> Exchange::LockWhileOpen() {
+  std::unique_lock lock(mutex_);
+  if (ended_) {
+    lock.unlock();
+    ThrowEnded();
   }
-  slot->written.reset();
+  return lock;
 }
 
-void Exchange::CommitBuckets(const std::vector<int>& buckets, const std::string& refuse) {
+/// Commits buckets that have arrived, or undoes their part in the step if no rank applies it. Takes
+/// no memory: other ranks may have committed. The caller holds the mutex.
+template <typename Included>
+Exchange::Refusal Exchange::Settle(const Included& included, const std::string& refuse) {
+  Refusal refusal;
+  for (const auto& slot : slots_) {
+    if (!included(*slot)) continue;
+    if (refusal.why.empty()) refusal.why = slot->bucket->Problem();
+    refusal.largest = std::min(refusal.largest, slot->bucket->LargestKept(Size()));
+  }
+  if (refusal.why.empty()) refusal.why = refuse;
+  for (const auto& slot : slots_) {
+    if (!included(*slot)) continue;
+    slot->state = State::kCommitted;
+    slot->written.reset();
+    if (!std::exchange(slot->selected, false)) continue;
+    Bucket& bucket = *slot->bucket;
+    if (refusal.why.empty()) {
+      bucket.step().Commit();
+      continue;
+    }
+    bucket.step().PutBack(*slot->kernels);
+    const float largest = bucket.LargestKept(Size());
+    if (std::isfinite(largest)) bucket.DropAbove(largest, *slot->kernels);
+  }
+  return refusal;
+}
+
+void Exchange::CommitBuckets(const std::vector<int>& buckets) {
   Refusal refusal;
   {
-    std::unique_lock lock(mutex_);
-    if (ended_) {
-      lock.unlock();
-      ThrowEnded();
-    }
+    const std::unique_lock lock = LockWhileOpen();
     for (const int id : buckets) {
-      Slot& slot = SlotOf(id);
+      const Slot& slot = SlotOf(id);
       Require(slot.state == State::kArrived, "bucket '", slot.bucket->spec().name,
               "' is committed once in a step, after it has arrived");
-      refusal.Note(*slot.bucket, Size());
     }
-    if (refusal.why.empty()) refusal.why = refuse;
-    for (const int id : buckets) {
-      Slot& slot = SlotOf(id);
-      Settle(refusal.why, &slot);
-      slot.state = State::kCommitted;
-    }
+    const auto is_one = [&](const Slot& slot) {
+      return std::find(buckets.begin(), buckets.end(), slot.bucket->id()) != buckets.end();
+    };
+    refusal = Settle(is_one, "");
   }
   refusal.ThrowIfAny("part of the step");
 }
@@ -280,23 +302,14 @@ void Exchange::CommitBuckets(const std::vector<int>& buckets, const std::string&
 void Exchange::Commit(const std::string& refuse) {
   Refusal refusal;
   {
-    std::unique_lock lock(mutex_);
-    if (ended_) {
-      lock.unlock();
-      ThrowEnded();
+    const std::unique_lock lock = LockWhileOpen();
+    for (const auto& slot : slots_) {
+      Require(slot->state != State::kStarted && slot->state != State::kEnqueued,
+              "the step cannot end: bucket '", slot->bucket->spec().name, "' is in flight");
     }
-    for (auto& slot : slots_) {
-      if (slot->state == State::kIdle || slot->state == State::kCommitted) continue;
-      Bucket& bucket = *slot->bucket;
-      Require(slot->state == State::kArrived, "the step cannot end: bucket '", bucket.spec().name,
-              "' is in flight");
-      refusal.Note(bucket, Size());
-    }
-    if (refusal.why.empty()) refusal.why = refuse;
-    for (auto& slot : slots_) {
-      Settle(refusal.why, slot.get());
-      slot->state = State::kIdle;
-    }
+    const auto has_arrived = [](const Slot& slot) { return slot.state == State::kArrived; };
+    refusal = Settle(has_arrived, refuse);
+    for (const auto& slot : slots_) slot->state = State::kIdle;
     ++steps_;
     comm_->Committed(steps_);
   }
@@ -366,7 +379,7 @@ void Exchange::PutBackAll() {
   for (auto& slot : slots_) {
     try {
       slot->kernels->MakeStreamFollow(slot->stream, slot->written.get());
-      if (slot->selected) slot->bucket->PutBack(*slot->kernels);
+      if (slot->selected) slot->bucket->step().PutBack(*slot->kernels);
     } catch (...) {
       // The device has failed; the error that ended the exchange says more, and other buckets may
       // still be put back.

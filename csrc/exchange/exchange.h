@@ -1,10 +1,11 @@
 /// An exchange: the buckets of one optimizer, exchanged in one order over one communicator.
 ///
-///     handle = Start(bucket, launch)   in the backward pass, bucket by bucket; does not wait
-///     Wait(handle)                     for each bucket, before the optimizer's step
-///     Commit()                         commits the step, on all ranks or on none
+///     Start(bucket, launch)   in the backward pass, bucket by bucket; does not wait
+///     Wait(bucket)            for each bucket, before the optimizer's step
+///     Commit()                commits the step, on all ranks or on none
 ///
-/// Each bucket is started once per step, in the same order on every rank. The exchange's own thread
+/// Only a StepEngine makes these calls; others connect exchanges, add buckets and measure. Each
+/// bucket is started once per step, in the same order on every rank. The exchange's own thread
 /// runs their collectives in that order, or enqueues a whole step on a device, whose end Wait waits
 /// for; see route_of.h.
 ///
@@ -14,6 +15,7 @@
 
 #pragma once
 
+#include <cmath>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -63,7 +65,7 @@ class Exchange {
   /// checks.
   void Note(std::string note);
 
-  /// Adds a bucket and returns its number, which is also its handle. All ranks use the same order.
+  /// Adds a bucket and returns its number. All ranks use the same order.
   ///
   /// Throws InvalidArgument if the numbers do not fit together, or the ranks are not placed on
   /// nodes as the collective requires; Unavailable if there are no kernels for its device.
@@ -85,11 +87,12 @@ class Exchange {
   /// begins after that.
   bool Wait(int bucket, double seconds, StreamHandle stream = 0);
 
-  const BucketStats& Stats(int bucket) const;
+  /// Returns the statistics of a bucket's last step.
+  BucketStats Stats(int bucket) const;
 
   /// Commits some buckets of the step, all or none, once Wait has returned true for each; the
   /// others go on. Throws NonFinite as Commit does, for these buckets alone.
-  void CommitBuckets(const std::vector<int>& buckets, const std::string& refuse);
+  void CommitBuckets(const std::vector<int>& buckets);
 
   /// Commits the rest of the step, once Wait has returned true for every started bucket.
   ///
@@ -161,7 +164,7 @@ class Exchange {
   };
   struct Slot {
     explicit Slot(Exchange* exchange)
-        : select_task([exchange, this] { exchange->SelectFirst(this); }),
+        : select_task([exchange, this] { exchange->Select(this); }),
           collective_task([exchange, this] { exchange->RunCollective(this); }) {}
 
     std::unique_ptr<Bucket> bucket;
@@ -172,11 +175,12 @@ class Exchange {
 
     Worker::Task select_task, collective_task;
 
-    // State of this step: its inputs, until Select takes them; its route, if devices can be
+    // State of this step: its inputs, until Take takes them; its route, if devices can be
     // connected; and what this rank is about to do, if the ranks compare that.
     std::optional<Launch> launch;
     Route route = Route::kCalls;
     std::string intent;
+    double wait_begin = 0, wait_end = 0;
 
     // For a device: the caller's stream; the mark before which gradients must not be read; and the
     // mark before which that stream must not use the memory, which is the caller's again.
@@ -185,6 +189,21 @@ class Exchange {
   };
 
   struct LeakedToMpi;
+
+  /// The refusal of a step, or of a part of it: equal on all ranks.
+  struct Refusal {
+    std::string why;           // why no rank applies it; empty if all do
+    float largest = INFINITY;  // the largest magnitude that the residuals keep of all its buckets
+
+    /// Throws NonFinite if there is a reason; `what` is a step, or a part of one.
+    void ThrowIfAny(const char* what) const {
+      if (why.empty()) return;
+      const std::string kept = std::isinf(largest) ? "keep all its finite entries"
+                                                   : Concat("keep its entries up to ", largest);
+      Throw(ErrorKind::kNonFinite, why, ": no rank applies this ", what, ", and the residuals ",
+            kept);
+    }
+  };
 
   Slot& SlotOf(int bucket);
   bool AnyIs(State state) const;
@@ -196,8 +215,8 @@ class Exchange {
   /// Like Run, but even if the exchange has ended.
   template <typename Work>
   bool Try(const Slot& slot, const char* phase, const Work& work);
-  void SelectFirst(Slot* slot);
   void Select(Slot* slot);
+  void Take(Slot* slot);
   void RunCollective(Slot* slot);
   bool AwaitDevice(Slot* slot, double seconds);
   class Measuring;
@@ -206,7 +225,9 @@ class Exchange {
   void End(const Error& error) noexcept { End(error, error.what()); }
   void End(const Error& error, const char* reason) noexcept;
   bool HasEnded() const;
-  void Settle(const std::string& why, Slot* slot);
+  std::unique_lock<std::mutex> LockWhileOpen();
+  template <typename Included>
+  Refusal Settle(const Included& included, const std::string& refuse);
   void PutBackAll();
   void LeakToMpi();
   void CheckBy(void (Communicator::*check)());

@@ -14,14 +14,12 @@ namespace hvd_sparse {
 
 HostSums::HostSums(std::function<void()> check) : check_(std::move(check)) {}
 
-void HostSums::Begin(std::size_t dense_ops, bool others, bool check_finite) {
+void HostSums::Begin(std::size_t dense_ops, bool others) {
   const std::lock_guard lock(mutex_);
   ++step_;
   expected_ops_ = dense_ops;
   missing_ = dense_ops + (others ? 1 : 0);
   interrupted_ = false;
-  check_finite_ = check_finite;
-  finite_ = true;
 }
 
 bool HostSums::HandedOver() {
@@ -29,20 +27,10 @@ bool HostSums::HandedOver() {
   return expected_ops_ > 0 && --expected_ops_ == 0;
 }
 
-void HostSums::Add(const std::vector<GradView>& sums) {
-  bool check_finite = false;
-  {
-    const std::lock_guard lock(mutex_);
-    check_finite = check_finite_;
-  }
-  AddChecked(!check_finite || std::all_of(sums.begin(), sums.end(), cpu::AllFinite));
-}
-
-void HostSums::AddChecked(bool finite) {
+void HostSums::Arrived() {
   bool all = false;
   {
     const std::lock_guard lock(mutex_);
-    finite_ = finite_ && (finite || !check_finite_);
     if (missing_ > 0) --missing_;
     all = missing_ == 0;
   }
@@ -91,15 +79,6 @@ void HostSums::Interrupt() {
     interrupted_ = true;
   }
   came_.notify_all();
-}
-
-bool HostSums::finite() const {
-  const std::lock_guard lock(mutex_);
-  return finite_;
-}
-
-std::string HostSums::Problem() const {
-  return finite() ? "" : "a sum over the ranks of gradients that are sent dense is not finite";
 }
 
 }  // namespace hvd_sparse

@@ -1,5 +1,4 @@
-/// The sums of a step that the host forms: whether all have arrived and are finite, and the
-/// wait for them.
+/// The sums of a step that the host forms: how many have yet to arrive, and the wait for them.
 
 #pragma once
 
@@ -8,10 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
-#include <string>
-#include <vector>
 
-#include "csrc/base/types.h"
 #include "csrc/comm/patience.h"
 
 namespace hvd_sparse {
@@ -23,19 +19,15 @@ class HostSums {
   explicit HostSums(std::function<void()> check);
 
   /// Begins a step. `dense_ops`: number of ops whose sums are reported one by one. `others`: true
-  /// if one more report covers all other sums. `check_finite`: true if sums are checked for NaN and
-  /// Inf, on all ranks alike; else they are not read.
-  void Begin(std::size_t dense_ops, bool others, bool check_finite);
+  /// if one more report covers all other sums.
+  void Begin(std::size_t dense_ops, bool others);
 
   /// Notes that one of these ops was handed over. Returns true if it was the last one of the
   /// step.
   bool HandedOver();
 
-  /// Notes sums that have arrived, and checks them if `check_finite`. Callable from any thread.
-  void Add(const std::vector<GradView>& sums);
-
-  /// Like Add, for sums that the caller has checked.
-  void AddChecked(bool finite);
+  /// Notes that sums have arrived. Callable from any thread.
+  void Arrived();
 
   /// Waits until all sums have arrived, or until Interrupt or the next Begin. After the deadline,
   /// counted from the last arrival, warns and throws Timeout: an op that waits for a missing sum
@@ -47,13 +39,6 @@ class HostSums {
 
   /// Ends the wait for this step's sums.
   void Interrupt();
-
-  /// True if no sum that was checked holds NaN or Inf. These are sums over all ranks, so all ranks
-  /// agree.
-  bool finite() const;
-
-  /// Returns why no rank may apply the step; empty if all sums are finite.
-  std::string Problem() const;
 
  private:
   /// Waits at most `seconds`; returns true if the wait for `step` is over.
@@ -68,8 +53,6 @@ class HostSums {
   std::size_t expected_ops_ = 0;  // ops that have yet to be handed over
   std::size_t missing_ = 0;       // sums that have yet to arrive
   bool interrupted_ = false;
-  bool check_finite_ = false;
-  bool finite_ = true;
 };
 
 }  // namespace hvd_sparse

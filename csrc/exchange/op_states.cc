@@ -1,7 +1,11 @@
 #include "csrc/exchange/op_states.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
+
+#include "csrc/base/sparse_block.h"
+#include "csrc/devices/kernels_for.h"
 
 namespace hvd_sparse {
 
@@ -55,11 +59,27 @@ std::vector<float> OpStates::DecaysOf(std::size_t first, std::size_t end) const 
   return Joined(&State::decays, first, end);
 }
 
+/// Scatters a sum whose only entry is NaN.
 void OpStates::Mark(const Origin& origin) const {
-  for (const State& state : states_) PutNaN(state.gradients, origin);
+  SparseBlock sum;
+  sum.Reset(1);
+  sum.indices()[0] = 0;
+  sum.values()[0] = std::numeric_limits<float>::quiet_NaN();
+  sum.Finish(1);
+  const Kernels& kernels = KernelsFor(origin.device);
+  const auto ready = kernels.EndOf(origin.stream);
+  kernels.Follow(ready.get());
+  std::vector<std::pair<Index, float>> undo;  // stays empty: there is no residual
+  for (const State& state : states_) {
+    for (const GradView& gradient : state.gradients) {
+      if (gradient.numel > 0) kernels.Scatter(sum, 1, 0, gradient, {}, &undo);
+    }
+  }
+  const auto written = kernels.EndOfOwn();
+  kernels.MakeStreamFollow(origin.stream, written.get());
 }
 
-std::vector<OpStates::Done>& OpStates::Release() {
+void OpStates::Release() {
   for (std::size_t i = 0; i < states_.size(); ++i) {
     State& state = states_[i];
     released_[i] = std::exchange(state.done, nullptr);
@@ -67,7 +87,6 @@ std::vector<OpStates::Done>& OpStates::Release() {
     state.gradients.clear();
     state.decays.clear();
   }
-  return released_;
 }
 
 }  // namespace hvd_sparse

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "csrc/base/types.h"
-#include "csrc/exchange/origin.h"
+#include "csrc/exchange/step_memory.h"
 
 namespace hvd_sparse {
 
@@ -43,12 +43,13 @@ class OpStates {
   std::vector<GradView> GradientsOf(std::size_t first, std::size_t end) const;
   std::vector<float> DecaysOf(std::size_t first, std::size_t end) const;
 
-  /// Sets the gradients of all ops to NaN and zeros (PutNaN).
+  /// Sets the first entry of each gradient to NaN and all others to zero: after the work that the
+  /// stream was given so far, and before any that it is given from now on.
   void Mark(const Origin& origin) const;
 
-  /// Releases all ops. Returns the `done` of each, empty if it was not taken; valid until the
-  /// next call.
-  std::vector<Done>& Release();
+  /// Releases all ops. The `done` of each is then in released(), empty if it was not taken.
+  void Release();
+  std::vector<Done>& released() { return released_; }
 
  private:
   struct State {

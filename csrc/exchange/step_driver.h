@@ -1,5 +1,5 @@
 /// A driver of steps whose gradients are handed over by many threads: by the ops of a TensorFlow
-/// graph. It is a StepEngine with a thread of its own, which waits and commits.
+/// graph. It runs a StepEngine on a thread of its own, which waits and commits.
 ///
 ///     Begin(memory of the step)        once a step, before its ops
 ///     Launch(op, gradients, done)      for each op, once a step; does not wait for other ranks
@@ -17,6 +17,7 @@
 
 #include <exception>
 #include <functional>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -27,20 +28,21 @@
 
 namespace hvd_sparse {
 
-class StepDriver : private StepEngine {
+class StepDriver {
  public:
-  using StepEngine::Done;
+  using Done = StepEngine::Done;
 
   /// Hooks, called on the driver's thread. Their errors end the exchange. `exchanged` runs before
   /// the commit, so its error fails the step; the others run after it, so theirs fail the next step
   /// on this rank, or are logged if there is none. Other ranks, which may be behind, may lose this
   /// step.
   struct Hooks {
-    std::function<void()> exchanged;  ///< all buckets were exchanged; no `done` was called
+    /// All buckets were exchanged; gets their statistics. No `done` was called.
+    std::function<void(const std::vector<BucketStats>&)> exchanged;
     /// Gets the samples of all buckets that were exchanged in a committed step that was measured.
     /// Called before any `done`, on all ranks alike.
     std::function<void(const std::vector<StepSample>&)> measured;
-    std::function<void(const StepEnd&)> step_ended;  ///< may call Replace and the like
+    std::function<void(const StepEnd&)> step_ended;  ///< may call StepEngine::Replace and the like
   };
 
   /// See StepEngine.
@@ -48,22 +50,10 @@ class StepDriver : private StepEngine {
              Hooks hooks = {}, StepRules rules = {});
 
   /// Ends a step in flight, on all ranks, and waits until every `done` was called.
-  ~StepDriver() override;
+  ~StepDriver();
 
-  using StepEngine::AnyPending;
-  using StepEngine::Cancel;
-  using StepEngine::ContinueAfter;
-  using StepEngine::EndByCaught;
-  using StepEngine::Fail;
-  using StepEngine::Reorder;
-  using StepEngine::Replace;
-  using StepEngine::ResidualNorms;
-  using StepEngine::Room;
-  using StepEngine::rules;
-  using StepEngine::steps;
-
-  /// Sets whether steps are timed from the next one on; called between two steps.
-  void TimeSteps(bool wanted);
+  /// Returns the engine, for all calls but those of a step's course.
+  StepEngine& engine() { return engine_; }
 
   /// Like StepEngine::Begin; the memory must be valid until End, or until the last `done` was
   /// called.
@@ -76,11 +66,9 @@ class StepDriver : private StepEngine {
 
   /// Takes sums over the ranks that the host has formed: of one op that was sent dense and has
   /// units of selection, or, if the rules have `others`, of all gradients that are always summed
-  /// dense. Checks that they are finite, if Begin returned true.
-  void Summed(const std::vector<GradView>& sums) { sums_.Add(sums); }
-
-  /// Like Summed, for sums that the caller has checked where they lie.
-  void SummedAs(bool finite) { sums_.AddChecked(finite); }
+  /// dense. See StepEngine::Summed and SummedAs.
+  void Summed(const std::vector<GradView>& sums);
+  void SummedAs(bool finite);
 
   /// Ends the step, whose ops have all been summed, by the exchange or by the host. `done` is
   /// called exactly once: with NonFinite if all ops were sent dense and a sum is not finite.
@@ -90,28 +78,22 @@ class StepDriver : private StepEngine {
   bool OnItsThread() const { return finisher_.IsCurrent(); }
 
  private:
-  void BucketStarted() override { finisher_.Post(&to_watch_); }
-  void AllStarted() override { finisher_.Post(&to_finish_); }
-  void StepFailed() override { sums_.Interrupt(); }
-
   void RequireOpen();
 
-  // These run on the driver's thread, except End without step_ended.
-  void WatchStarted();
-  void Watch(int bucket, StreamHandle stream);
-  void Finish();
-  void WaitForSums();
+  // These run on the driver's thread, except CallEndDone without step_ended.
+  void Advance();
   std::exception_ptr Commit();
+  void AwaitSums();
   template <typename Work>
   void Afterwards(const Work& work) noexcept;
-  std::exception_ptr Refuse(const Error& error);
   Done TakeEnding();
   void CallEndDone(const Done& done);
-  void EndStep();
 
+  Exchange* const exchange_;
   const Hooks hooks_;
-  std::optional<Done> ending_;  // called when the step has ended
   HostSums sums_;
+  std::mutex mutex_;
+  std::optional<Done> ending_;  // called when the step has ended
 
   /// An error after a committed step, until the next step throws it; logged if there is none.
   struct PendingError {
@@ -119,7 +101,8 @@ class StepDriver : private StepEngine {
     ~PendingError();
   } pending_error_;
 
-  Worker::Task to_watch_, to_wait_for_sums_, to_finish_, to_end_;
+  StepEngine engine_;
+  Worker::Task to_advance_, to_await_sums_, to_end_;
   Worker finisher_;  // last: the others must exist while it runs
 };
 

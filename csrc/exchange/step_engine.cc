@@ -1,20 +1,22 @@
 #include "csrc/exchange/step_engine.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <set>
 #include <utility>
 
 #include "csrc/comm/patience.h"
 #include "csrc/devices/kernels_for.h"
+#include "csrc/kernels/cpu_kernels.h"
 
 namespace hvd_sparse {
 
 StepEngine::StepEngine(Exchange* exchange, std::vector<OpGradients> ops,
-                       std::vector<DrivenBucket> buckets, StepRules rules)
+                       std::vector<DrivenBucket> buckets, StepRules rules, Progress progress)
     : exchange_(exchange),
       rules_(rules),
       kernels_(KernelsFor(rules.device)),
+      progress_(progress ? std::move(progress) : [](bool) {}),
       layout_(std::move(ops)),
       op_states_(layout_.size()),
       timer_(layout_.size(), kernels_),
@@ -49,6 +51,11 @@ std::int64_t StepEngine::steps() const {
   return steps_;
 }
 
+void StepEngine::TimeSteps(bool wanted) {
+  const std::lock_guard lock(mutex_);
+  timer_.Time(wanted);
+}
+
 std::int64_t StepEngine::Room() const {
   const std::lock_guard lock(mutex_);
   return RoomFor(layout_, rules_);
@@ -61,6 +68,7 @@ bool StepEngine::Begin(const StepMemory& memory) {
     CheckMemory(memory, layout_, rules_);
     if (!op_states_.Any()) {
       begun_ = true;
+      sums_problem_.clear();
       memory_ = memory;
       op_states_.Begin();
       sampler_.Begin(steps_);
@@ -76,15 +84,7 @@ bool StepEngine::Begin(const StepMemory& memory) {
 }
 
 bool StepEngine::Launch(int op, const std::vector<GradView>& gradients,
-                        const std::vector<float>& decays, Origin origin) {
-  const bool is_dense = HandOver(op, gradients, decays, nullptr, origin);
-  const std::lock_guard lock(mutex_);
-  if (failure_ != nullptr) std::rethrow_exception(failure_);
-  return is_dense;
-}
-
-bool StepEngine::HandOver(int op, const std::vector<GradView>& gradients,
-                          const std::vector<float>& decays, Done done, Origin origin) {
+                        const std::vector<float>& decays, Origin origin, Done done) {
   const std::size_t number = Checked(op);
   const std::int64_t numel =
       std::accumulate(gradients.begin(), gradients.end(), std::int64_t{0},
@@ -93,11 +93,17 @@ bool StepEngine::HandOver(int op, const std::vector<GradView>& gradients,
           " elements, got ", numel);
   Require(decays.empty() || decays.size() == gradients.size(), "op ", op, " must have ",
           gradients.size(), " decays, got ", decays.size());
-  bool is_dense = false, twice = false, starts = false;
+  bool is_dense = false, twice = false, starts = false, begun = false;
+  const bool throws = done == nullptr;
   DenseInFlight dense;
   std::vector<GradView> kept = gradients;
   std::vector<float> factors = decays;
   kernels_.Follow(nullptr);
+  {
+    const std::lock_guard lock(mutex_);
+    begun = begun_;
+  }
+  if (!begun) exchange_->Check();  // it may have failed the step, which has ended
   {
     const std::lock_guard lock(mutex_);
     Require(begun_, "op ", op, " came before its step");
@@ -120,7 +126,12 @@ bool StepEngine::HandOver(int op, const std::vector<GradView>& gradients,
     Throw(ErrorKind::kExchangeFailed, reason);
   }
   if (starts) Drain();
-  if (!is_dense) return false;
+  if (!is_dense) {
+    if (const std::exception_ptr failure = throws ? Failure() : nullptr) {
+      std::rethrow_exception(failure);
+    }
+    return false;
+  }
   exchange_->Check();
   try {
     dense_path_.Join(dense, gradients);
@@ -128,6 +139,24 @@ bool StepEngine::HandOver(int op, const std::vector<GradView>& gradients,
     throw EndByCaught("op ", op);
   }
   return true;
+}
+
+void StepEngine::Summed(const std::vector<GradView>& sums) {
+  bool check_finite = false;
+  {
+    const std::lock_guard lock(mutex_);
+    check_finite = check_finite_;
+  }
+  SummedAs(!check_finite || std::all_of(sums.begin(), sums.end(), cpu::AllFinite));
+}
+
+void StepEngine::SummedAs(bool finite, std::string_view gradient) {
+  const std::lock_guard lock(mutex_);
+  if (finite || !check_finite_ || !sums_problem_.empty()) return;
+  sums_problem_ =
+      gradient.empty()
+          ? "a sum over the ranks of gradients that are sent dense is not finite"
+          : Concat("the sum of the gradients of '", gradient, "' over the ranks is not finite");
 }
 
 std::size_t StepEngine::Checked(int op) const {
@@ -146,7 +175,7 @@ void StepEngine::Drain() noexcept {
       while (next_ < layout_.buckets() && layout_.bucket(layout_.at(next_)).is_dense()) ++next_;
       if (failure_ != nullptr || next_ == layout_.buckets()) {
         draining_ = false;
-        AllStarted();
+        progress_(failure_ != nullptr);
         return;
       }
       bucket = layout_.at(next_);
@@ -169,7 +198,7 @@ void StepEngine::Drain() noexcept {
     exchange_->Check();
   } catch (...) {
     const std::lock_guard lock(mutex_);
-    FinishAfter(std::current_exception());
+    FailWith(std::current_exception());
   }
 }
 
@@ -192,40 +221,81 @@ void StepEngine::Start(std::size_t bucket) {
   exchange_->Start(layout_.bucket(bucket).bucket, std::move(launch));
   const std::lock_guard lock(mutex_);
   ++next_;
-  BucketStarted();
+  progress_(false);
+}
+
+bool StepEngine::AllStarted() const {
+  const std::lock_guard lock(mutex_);
+  return op_states_.Any() && !draining_ && (failure_ != nullptr || next_ == layout_.buckets());
+}
+
+std::exception_ptr StepEngine::Failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
 }
 
 bool StepEngine::Wait(double seconds) {
-  kernels_.Follow(nullptr);
-  for (;;) {
-    int bucket = DrivenBucket::kDense;
-    StreamHandle stream = 0;
-    {
+  try {
+    kernels_.Follow(nullptr);
+    for (;;) {
+      int bucket = DrivenBucket::kDense;
+      StreamHandle stream = 0;
+      {
+        const std::lock_guard lock(mutex_);
+        if (watched_ == next_) return true;
+        bucket = layout_.bucket(layout_.at(watched_)).bucket;
+        stream = memory_.origin.stream;
+      }
+      if (bucket != DrivenBucket::kDense && !exchange_->Wait(bucket, seconds, stream)) return false;
       const std::lock_guard lock(mutex_);
-      if (watched_ == next_) return true;
-      bucket = layout_.bucket(layout_.at(watched_)).bucket;
-      stream = memory_.origin.stream;
+      ++watched_;
     }
-    if (bucket != DrivenBucket::kDense && !exchange_->Wait(bucket, seconds, stream)) return false;
+  } catch (...) {
+    // Ops that are missing may depend on other ranks, and so never come.
+    const Error error = EndByCaught("the wait for a bucket");
     const std::lock_guard lock(mutex_);
-    ++watched_;
+    FailWith(std::make_exception_ptr(error));
+    throw error;
   }
 }
 
-void StepEngine::Commit(const std::string& refuse) {
+bool StepEngine::WaitFor(const std::vector<int>& ops, double seconds) {
+  std::set<int> buckets;
+  StreamHandle stream = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    buckets = BucketsOf(ops);
+    stream = memory_.origin.stream;
+  }
+  kernels_.Follow(nullptr);
+  return std::all_of(buckets.begin(), buckets.end(), [&](int bucket) {
+    return bucket == DrivenBucket::kDense || exchange_->Wait(bucket, seconds, stream);
+  });
+}
+
+/// Returns the exchange's numbers of the buckets of some ops. The caller holds the mutex.
+std::set<int> StepEngine::BucketsOf(const std::vector<int>& ops) const {
+  std::set<int> buckets;
+  for (const int op : ops) buckets.insert(layout_.bucket_of(Checked(op)).bucket);
+  return buckets;
+}
+
+bool StepEngine::Commit() {
+  std::string problem;
   {
     const std::lock_guard lock(mutex_);
     Require(begun_ && (op_states_.Complete() || !check_finite_) && watched_ == next_,
             "a step is committed once all its ops were handed over and have arrived");
+    problem = sums_problem_;
   }
   try {
-    exchange_->Commit(refuse);
+    kernels_.Follow(nullptr);
+    exchange_->Commit(problem);
   } catch (...) {
     const Error error = EndByCaught("the end of a step");
-    if (error.kind() == ErrorKind::kNonFinite) {
-      dense_path_.Refuse(refuse.empty());
-      EndStep(true);
-    }
+    if (error.kind() != ErrorKind::kNonFinite) throw error;
+    Refuse(problem.empty());
+    if (rules_.non_finite == NonFinite::kMark) return false;
     throw error;
   }
   dense_path_.Settle();
@@ -234,32 +304,50 @@ void StepEngine::Commit(const std::string& refuse) {
     NoteResidual(steps_ + 1);
   }
   EndStep(true);
+  return true;
 }
 
-void StepEngine::CommitPart(const std::vector<int>& ops, const std::string& refuse) {
+/// Ends a step that no rank applies.
+void StepEngine::Refuse(bool sums_are_finite) {
+  try {
+    dense_path_.Refuse(sums_are_finite);
+    const std::lock_guard lock(mutex_);
+    if (rules_.non_finite == NonFinite::kMark) op_states_.Mark(memory_.origin);
+  } catch (...) {
+    throw EndByCaught("the end of a step");
+  }
+  EndStep(true);
+}
+
+void StepEngine::CommitPart(const std::vector<int>& ops) {
   std::set<int> buckets;
+  std::string problem;
+  bool is_dense = false;
   {
     const std::lock_guard lock(mutex_);
-    for (const int op : ops) buckets.insert(layout_.bucket_of(Checked(op)).bucket);
-    Require(begun_ && op_states_.Complete(), "a part of a step is committed once all ops of the ",
-            "step were handed over");
+    buckets = BucketsOf(ops);
+    is_dense = ops.empty() || buckets.count(DrivenBucket::kDense) > 0;
+    Require(begun_ && (ops.empty() || op_states_.Complete()),
+            "a part of a step is committed once all ops of the step were handed over");
+    Require(!is_dense || buckets.size() <= 1,
+            "a part of a step must not have ops that are exchanged and ops that are sent dense");
+    if (is_dense) problem = std::exchange(sums_problem_, {});
   }
-  const bool is_dense = buckets.count(DrivenBucket::kDense) > 0;
-  Require(!is_dense || buckets.size() == 1,
-          "a part of a step must not have ops that are exchanged and ops that are sent dense");
   try {
-    if (!is_dense) return exchange_->CommitBuckets({buckets.begin(), buckets.end()}, refuse);
+    if (!is_dense) return exchange_->CommitBuckets({buckets.begin(), buckets.end()});
     exchange_->Check();
-    for (const int op : ops) dense_path_.SettleOp(Checked(op), !refuse.empty());
-    if (!refuse.empty()) {
-      Throw(ErrorKind::kNonFinite, refuse,
-            ": no rank applies this sum, and the residual keeps what was to be added to it");
+    for (const int op : ops) dense_path_.SettleOp(Checked(op), !problem.empty());
+    if (!problem.empty()) {
+      Throw(ErrorKind::kNonFinite, problem, ": no rank applies this sum",
+            ops.empty() ? "" : ", and the residual keeps what was to be added to it");
     }
   } catch (...) {
     throw EndByCaught("the end of a bucket");
   }
 }
 
+/// Notes the norm of this rank's residual after a step, the one of that number from 1, if it is to
+/// be noted: rarely, so that it costs nothing. The caller holds the mutex.
 void StepEngine::NoteResidual(std::int64_t step) {
   constexpr std::int64_t kFirst = 64;
   const bool is_power_of_two = (step & (step - 1)) == 0;
@@ -291,9 +379,22 @@ std::vector<BucketStats> StepEngine::Stats() const {
   return stats;
 }
 
-/// Ends the step; it counts if all ranks have taken it.
+void StepEngine::TellAll(const std::exception_ptr& error) {
+  for (Done& one : op_states_.released()) {
+    if (one) std::exchange(one, nullptr)(error);
+  }
+}
+
+StepEnd StepEngine::EndTimes() {
+  kernels_.Follow(nullptr);
+  const std::lock_guard lock(mutex_);
+  return timer_.End();
+}
+
+/// Ends the step, unless it has ended; it counts if all ranks have taken it.
 void StepEngine::EndStep(bool counts) {
   const std::lock_guard lock(mutex_);
+  if (!begun_) return;
   op_states_.Release();
   next_ = watched_ = 0;
   failure_ = nullptr;
@@ -317,11 +418,11 @@ Error StepEngine::EndBy(Error error) const {
   return error;
 }
 
-/// A thread in Drain sees the failure, too.
-void StepEngine::FinishAfter(std::exception_ptr failure) noexcept {
+/// Fails the step, which ends with the first failure. A thread in Drain sees it, too. The caller
+/// holds the mutex.
+void StepEngine::FailWith(std::exception_ptr failure) noexcept {
   if (failure_ == nullptr) failure_ = std::move(failure);
-  StepFailed();
-  if (!draining_) AllStarted();
+  progress_(true);
 }
 
 void StepEngine::Cancel(std::string_view reason) noexcept {
@@ -333,7 +434,7 @@ void StepEngine::Cancel(std::string_view reason) noexcept {
   const Error error = Described(ErrorKind::kExchangeFailed, "rank ", exchange_->Rank(),
                                 " ended the exchange: ", reason);
   const std::lock_guard lock(mutex_);
-  if (op_states_.Any()) FinishAfter(std::make_exception_ptr(error));
+  if (op_states_.Any()) FailWith(std::make_exception_ptr(error));
 }
 
 void StepEngine::Fail(std::string_view reason) noexcept {

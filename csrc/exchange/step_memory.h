@@ -1,5 +1,5 @@
-/// The memory of a step, and the parts of it that belong to a bucket, or to an op that is sent
-/// dense.
+/// The rules and the memory of a step, and the parts of it that belong to a bucket, or to an op
+/// that is sent dense.
 
 #pragma once
 
@@ -10,11 +10,39 @@
 #include "csrc/base/types.h"
 #include "csrc/collectives/bucket_spec.h"
 #include "csrc/exchange/dense_path.h"
-#include "csrc/exchange/origin.h"
 #include "csrc/exchange/step_layout.h"
-#include "csrc/exchange/step_rules.h"
 
 namespace hvd_sparse {
+
+/// The treatment of a step in which a gradient or a sum is not finite.
+enum class NonFinite {
+  kRefuse,  ///< every `done` gets the error
+  kMark,    ///< no error: the gradients hold NaN, and zeros, instead, on every rank alike
+};
+
+/// The rules for all steps of an engine; equal on every rank, except for the device's number.
+struct StepRules {
+  NonFinite non_finite = NonFinite::kRefuse;
+  bool has_velocity = false;       ///< true if each op has a velocity: momentum is corrected
+  bool masks_velocity = true;      ///< true if the velocity of delivered entries becomes 0
+  std::int64_t measure_every = 0;  ///< steps from one measured step to the next; 0: none is
+
+  /// True if Summed is called once a step for all gradients that are always summed dense.
+  bool others = false;
+
+  Device device = {};  ///< of gradients, residual and velocity
+};
+
+/// The device that holds the memory of a step, and the framework's stream that works on it.
+struct Origin {
+  Device device;
+  StreamHandle stream = 0;  ///< of a device: the work that writes the memory is on it
+
+  bool IsOn(Device other) const { return device.type == other.type && device.index == other.index; }
+  bool operator==(const Origin& other) const {
+    return IsOn(other.device) && stream == other.stream;
+  }
+};
 
 /// Memory as a framework hands it over. States lie in CPU memory, all else on the device of
 /// `origin`.

@@ -25,6 +25,8 @@ StepRecord::StepRecord(int id, BucketSpec of_bucket)
 void StepRecord::Begin(Launch next) {
   launch = std::move(next);
   stats = {};
+  stats.number = id;
+  stats.bucket = spec.name;
   stats.step = steps++;
   stats.numel = numel;
   stats.ready = launch.ready != 0 ? launch.ready : SteadySeconds();

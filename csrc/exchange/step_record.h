@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "csrc/base/sparse_block.h"
@@ -18,6 +19,8 @@ namespace hvd_sparse {
 
 /// Statistics of a bucket in one step.
 struct BucketStats {
+  int number = 0;      ///< of the bucket
+  std::string bucket;  ///< its name
   std::int64_t step = 0;
   Route route = Route::kCalls;
   std::int64_t numel = 0;
@@ -34,6 +37,7 @@ struct BucketStats {
   double ready = 0;  ///< the last gradient came
   double select_begin = 0, select_end = 0;
   double exchange_begin = 0, settle_begin = 0, exchange_end = 0;
+  double wait_begin = 0, wait_end = 0;  ///< of the first wait for the bucket
   std::vector<RoundTimes> rounds;  ///< of the collective, between exchange_begin and settle_begin
 
   /// Sets both durations from the times.

@@ -7,12 +7,13 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hvd_sparse.compression import Compression, Dense
 from hvd_sparse.errors import ExchangeFailedError, HvdSparseError, InvalidArgumentError
+from hvd_sparse.exchange.array_steps import ArraySteps
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.exchange.planned_bucket import add_tensor_bucket
 from hvd_sparse.exchange.reduction import Reduction
@@ -60,11 +61,25 @@ class Ranks:
 _WORDS = 4  # numbers below 2^16 in the digest of a call
 
 
+class _Tensor(NamedTuple):
+    """The tensors of equal calls.
+
+    Attributes:
+        steps: Their steps.
+        states: The sparsifier's state.
+        device: Their device on this rank.
+    """
+
+    steps: ArraySteps
+    states: np.ndarray[Any, Any]
+    device: str
+
+
 class _Channel:
     """The exchange of some ranks.
 
-    It has a bucket per (numel, dtype, compression, name, device type). A rank's bucket stays on the
-    device on which it was first used.
+    It has a bucket per (numel, dtype, compression, name, op, device type). A rank's bucket stays
+    on the device on which it was first used.
 
     The first bucket sums up the ranks' digests of a call that is made for the first time. So a rank
     that refuses an argument can end that wait, as any other, by ending the exchange.
@@ -84,62 +99,43 @@ class _Channel:
         )
         self._digests = np.zeros(_WORDS * self.size, np.float32)
         label = "arguments of sparse_allreduce"
-        number, ks = add_tensor_bucket(self.exchange, label, self._digests.size, Dense())
-        self._comparison = number, ks
-        self._buckets: dict[
-            tuple[object, ...], tuple[int, list[int], np.ndarray[Any, Any], str]
-        ] = {}
+        number = add_tensor_bucket(self.exchange, label, self._digests.size, Dense())
+        self._comparison = ArraySteps(self.exchange, number)
+        self._tensors: dict[tuple[object, ...], _Tensor] = {}
 
-    def bucket(
-        self, name: str | None, array: Buffer, compression: Compression, device: str
-    ) -> tuple[int, list[int], np.ndarray[Any, Any]]:
-        """Returns a bucket's number, ks and state; at its first use, all ranks agree on it."""
+    def tensor(
+        self,
+        name: str | None,
+        array: Buffer,
+        compression: Compression,
+        reduction: Reduction,
+        device: str,
+    ) -> _Tensor:
+        """Returns a tensor's steps and state; at its first use, all ranks agree on it."""
         numel, kind = array.numel, device.partition(":")[0]
         call: dict[str, str | int] = {
             "numel": numel,
             "dtype": array.dtype,
             "compression": repr(compression),
             "name": name or "",
+            "op": "Average" if reduction.averages else "Sum",
             "device": kind,
         }
         key = tuple(call.values())
-        if key not in self._buckets:
+        if key not in self._tensors:
             self._compare(call)
             label = name or f"tensor of {numel}"
-            number, ks = add_tensor_bucket(self.exchange, label, numel, compression, device)
-            self._buckets[key] = (number, ks, np.zeros((1, 4), np.float32), device)
-        number, ks, state, first_device = self._buckets[key]
-        if device != first_device:
+            number = add_tensor_bucket(self.exchange, label, numel, compression, device)
+            output_scale = reduction.scales(self.size)[1]
+            steps = ArraySteps(self.exchange, number, output_scale=output_scale)
+            self._tensors[key] = _Tensor(steps, np.zeros((1, 4), np.float32), device)
+        tensor = self._tensors[key]
+        if device != tensor.device:
             raise InvalidArgumentError(
-                f"sparse_allreduce of such a tensor was on '{first_device}' before, and now is on "
+                f"sparse_allreduce of such a tensor was on '{tensor.device}' before, and now is on "
                 f"'{device}': give it another name"
             )
-        return number, ks, state
-
-    def step(
-        self,
-        bucket: int,
-        array: Buffer,
-        *,
-        residual: Buffer,
-        states: Buffer,
-        ks: Sequence[int],
-        output_scale: float = 1.0,
-        stream: int = 0,
-    ) -> None:
-        """Exchanges one bucket; see `Exchange.start`."""
-        self.exchange.start(
-            bucket,
-            [array],
-            residual=residual,
-            states=states,
-            ks=ks,
-            decays=[1.0],
-            output_scale=output_scale,
-            stream=stream,
-        )
-        self.exchange.wait(bucket, stream=stream)
-        self.exchange.commit()
+        return tensor
 
     def _compare(self, call: dict[str, str | int]) -> None:
         """Raises InvalidArgumentError on all ranks if they do not make the same call."""
@@ -149,13 +145,9 @@ class _Channel:
         rows = self._digests.reshape(self.size, _WORDS)
         rows[:] = 0
         rows[self._world.rank] = np.frombuffer(digest, "<u2")
-        number, ks = self._comparison
-        self.step(
-            number,
-            Buffer.of(self._digests),
-            residual=Buffer.of(np.zeros_like(self._digests)),
-            states=Buffer.of(np.zeros((1, 4), np.float32)),
-            ks=ks,
+        residual, states = np.zeros_like(self._digests), np.zeros((1, 4), np.float32)
+        self._comparison.run(
+            [Buffer.of(self._digests)], residual=Buffer.of(residual), states=Buffer.of(states)
         )
         if (rows != rows[0]).any():
             agree_on_call(self._world, self._ranks, "sparse_allreduce", **call)
@@ -202,15 +194,9 @@ class Channels:
         channel = self._of(ranks)
         exchange = channel.exchange
         try:
-            number, ks, state = channel.bucket(name, array, compression, device)
-            channel.step(
-                number,
-                array,
-                residual=residual,
-                states=Buffer.of(state),
-                ks=ks,
-                output_scale=reduction.scales(channel.size)[1],
-                stream=stream,
+            tensor = channel.tensor(name, array, compression, reduction, device)
+            tensor.steps.run(
+                [array], residual=residual, states=Buffer.of(tensor.states), stream=stream
             )
         except BaseException as error:
             has_ended = isinstance(error, ExchangeFailedError)

@@ -20,6 +20,7 @@ from hvd_sparse.bench.results import Results, Row, Settings, Timing
 from hvd_sparse.compression.collectives import SHARD_SUM, find_collective
 from hvd_sparse.compression.sparsifiers import as_sparsifier
 from hvd_sparse.errors import HvdSparseError
+from hvd_sparse.exchange.array_steps import ArraySteps
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.planning import costs
@@ -178,12 +179,12 @@ class OfTheCore:
     def __init__(
         self, name: Name, gradient: Array, k: int, ranks: Ranks, exchange: Exchange
     ) -> None:
-        self._gradient, self._k, self._ranks, self._exchange = gradient, k, ranks, exchange
+        self._gradient, self._k, self._ranks = gradient, k, ranks
         self._is_dense = name.is_dense
         self._lossless = find_collective(name.collective).delivers_all and name.values == "float32"
         self.sum, self._residual = np.empty_like(gradient), np.empty_like(gradient)
         self._state = np.zeros((1, 4), np.float32)
-        self._bucket = exchange.add_bucket(
+        bucket = exchange.add_bucket(
             f"{', '.join(name)}, {gradient.size} entries",
             numels=[gradient.size],
             segments=[gradient.size],
@@ -193,6 +194,7 @@ class OfTheCore:
             indices=name.wire,
             values=name.values,
         )
+        self._steps = ArraySteps(exchange, bucket)
 
     def run(self) -> tuple[float, float]:
         """Sums the gradient, see `Method`."""
@@ -200,17 +202,11 @@ class OfTheCore:
         self._residual[:] = 0
         self._ranks.barrier()
         start = time.perf_counter()
-        self._exchange.start(
-            self._bucket,
-            [Buffer.of(self.sum)],
-            residual=Buffer.of(self._residual),
-            states=Buffer.of(self._state),
-            ks=[self._k],
-            decays=[1.0],
-        )
-        stats = self._exchange.wait(self._bucket)
+        self._steps.begin(residual=Buffer.of(self._residual), states=Buffer.of(self._state))
+        self._steps.launch(0, [Buffer.of(self.sum)])
+        (stats,) = self._steps.wait()
         seconds = time.perf_counter() - start
-        self._exchange.commit()
+        self._steps.commit()
         return 0.0 if self._is_dense else stats.select_seconds, seconds
 
     def verify(self) -> bool:

@@ -195,7 +195,7 @@ class OwnGradients:
         with torch.no_grad(), steps.ending():
             self._send(bucket)
             if bucket.is_last():
-                self._sums.wait(check_finite=False)
+                self._sums.wait()
         if bucket.is_last():
             self._hand_out()
             if in_backward():

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from weakref import WeakSet
 
 from numpy.typing import NDArray
 
@@ -16,12 +17,14 @@ from hvd_sparse.errors import (
     ExchangeFailedError,
     ExchangeTimeoutError,
     HvdSparseError,
+    NonFiniteGradientError,
     OutOfMemoryError,
     PeerLeftError,
     PeerLostError,
 )
 from hvd_sparse.ranks import lifecycle
 from hvd_sparse.ranks.world import World
+from hvd_sparse.timeline.exchange_timeline import ExchangeTimeline
 
 # Seconds in which the cause becomes known after an operation of Horovod's has failed (more than the
 # grace period of a rank that left), and seconds between two looks.
@@ -106,15 +109,18 @@ class CoreHandle:
 
     Args:
         core: The core's exchange; used by nobody else.
+        timeline: The timeline that records events; None unless the user asked for one.
 
     Attributes:
+        timeline: As given.
         before_close: Called once, if not None, before this rank's part ends: a step that was taken
             may still be in flight.
     """
 
-    def __init__(self, core: _core.Exchange) -> None:
+    def __init__(self, core: _core.Exchange, timeline: ExchangeTimeline | None = None) -> None:
+        self.timeline = timeline
         self._core: _core.Exchange | None = core
-        self._engine: _core.StepEngine | None = None
+        self._engines: WeakSet[_core.StepEngine] = WeakSet()  # they use the core's exchange
         self.before_close: Callable[[], None] | None = None
         self._process = os.getpid()
         lifecycle.register(self)
@@ -176,8 +182,8 @@ class CoreHandle:
             self._core.check_at_end()
         except HvdSparseError as error:
             note_loss(error)  # at most an op has raised it
-        if self._engine is not None:
-            self._engine.close()  # it uses the core's exchange
+        for engine in self._engines:
+            engine.close()
         self._core = None  # the core warns of a death that was reported to nobody
 
     def make_engine(
@@ -186,9 +192,10 @@ class CoreHandle:
         buckets: Sequence[_core.DrivenBucket],
         rules: _core.StepRules,
     ) -> _core.StepEngine:
-        """Makes the engine that runs the exchange's steps; it is closed with the exchange."""
-        self._engine = _core.StepEngine(self._open, op_sizes, buckets, rules)
-        return self._engine
+        """Makes an engine that runs steps of the exchange; it is closed with the exchange."""
+        engine = _core.StepEngine(self._open, op_sizes, buckets, rules)
+        self._engines.add(engine)
+        return engine
 
     def require_open(self) -> None:
         """Raises HvdSparseError if the exchange is closed."""
@@ -202,10 +209,14 @@ class CoreHandle:
 
     @contextmanager
     def acknowledging(self) -> Iterator[_core.Exchange]:
-        """Lends the core for calls; acknowledges and notes an error that ended the exchange."""
+        """Lends the core for calls; notes a refused step, or the error that ended the exchange."""
         core = self._open
         try:
             yield core
+        except NonFiniteGradientError as error:
+            if self.timeline is not None:
+                self.timeline.refused(str(error))
+            raise
         except ExchangeFailedError as error:
             core.acknowledge()
             note_loss(error)

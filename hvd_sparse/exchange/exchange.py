@@ -1,17 +1,15 @@
-"""The typed face of the core: buckets of gradients in, sparse sums out."""
+"""The typed face of the core's exchange: what connects ranks, and the buckets between them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from hvd_sparse import _core, log
 from hvd_sparse.compression.collectives import SHARD_SUM
 from hvd_sparse.compression.sparsifiers import Sparsifier
-from hvd_sparse.errors import HvdSparseError, InvalidArgumentError, NonFiniteGradientError
-from hvd_sparse.exchange.bucket_stats import BucketStats
-from hvd_sparse.exchange.core_handle import note_loss
-from hvd_sparse.exchange.pings import Pings
-from hvd_sparse.places.buffer import Buffer
+from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
+from hvd_sparse.exchange.core_handle import CoreHandle, note_loss
 from hvd_sparse.ranks import connection
 from hvd_sparse.ranks.transport import LOOPBACK
 from hvd_sparse.ranks.world import World
@@ -26,17 +24,29 @@ _INDICES = ("plain", "packed")
 DEFAULT_SELECT_ON = "caller"
 
 
-class Exchange(Pings):
+class AddedBucket(NamedTuple):
+    """What an engine needs to know of a bucket.
+
+    Attributes:
+        numel: Elements of all gradients.
+        max_ks: Largest k of each segment.
+        device: Device of gradients and residual.
+    """
+
+    numel: int
+    max_ks: tuple[int, ...]
+    device: str
+
+
+class Exchange(CoreHandle):
     """The buckets of one optimizer, exchanged in one order over a communicator of their own.
 
-    Each bucket is started once per step, in the same order on all ranks; then all are waited for,
-    and `commit` ends the step. Memory passed to `start` must live until then. Closing the exchange
-    in the middle of a step ends it on all ranks, and restores what was taken from the residuals.
+    An engine runs its steps: `make_engine`, `drive`. Closing the exchange in the middle of a step
+    ends it on all ranks, and restores what was taken from the residuals.
 
     An error other than `NonFiniteGradientError` ends the exchange, on every rank, for good.
 
     Attributes:
-        timeline: The timeline that records events; None unless the user asked for one.
         transport: The transport between the ranks: "mpi", "tcp" or "loopback".
         checks: True if the ranks compare what they are about to do, before each bucket.
     """
@@ -48,11 +58,10 @@ class Exchange(Pings):
         transport: str,
         timeline: ExchangeTimeline | None = None,
     ) -> None:
-        super().__init__(core)
+        super().__init__(core, timeline)
         self.transport = transport
-        self.timeline = timeline
         self.checks = core.checks
-        self._names: dict[int, str] = {}
+        self._added: dict[int, AddedBucket] = {}
 
     @classmethod
     def between_ranks(
@@ -71,7 +80,8 @@ class Exchange(Pings):
         Args:
             world: The ranks; from `World.from_horovod`.
             name: Name of the exchange in errors and in the timeline.
-            select_on: "caller" selects on the thread that calls `start`, "engine" on another one.
+            select_on: "caller" selects on the thread that hands gradients over, "engine" on another
+                one.
             max_message_bytes: Over MPI, longer messages are sent in pieces of this size; in
                 [1, 2^31).
             local_size: Ranks per node for "hierarchical", the same on all ranks: rank r counts as
@@ -172,7 +182,7 @@ class Exchange(Pings):
     @property
     def buckets(self) -> list[int]:
         """The buckets' numbers, in the order in which they were added."""
-        return list(self._names)
+        return list(self._added)
 
     def add_bucket(
         self,
@@ -207,7 +217,7 @@ class Exchange(Pings):
             device: Device of gradients and residual: "cpu", or "cuda:0" and the like.
 
         Returns:
-            The bucket's number, for `start`.
+            The bucket's number.
 
         Raises:
             UnavailableError: This build, or this machine, cannot serve `device`.
@@ -232,7 +242,7 @@ class Exchange(Pings):
             values=values,
             device=device,
         )
-        self._names[bucket] = name
+        self._added[bucket] = AddedBucket(sum(numels), tuple(max_ks), device)
         chosen_by, numel = sparsifier.name, sum(numels)
         how = (
             f"{sum(max_ks)} sent at most, chosen by {chosen_by}, moved by {collective} as {indices}"
@@ -244,6 +254,10 @@ class Exchange(Pings):
             self.timeline.add_bucket(bucket, name, sparsifier=chosen_by, collective=collective)
         return bucket
 
+    def added(self, bucket: int) -> AddedBucket:
+        """Returns what was passed to `add_bucket`."""
+        return self._added[bucket]
+
     def clear_buckets(self) -> None:
         """Removes all buckets, between two steps; on every rank alike. Others can then be added.
 
@@ -251,107 +265,9 @@ class Exchange(Pings):
             InvalidArgumentError: A bucket was started and its step not committed.
         """
         self._open.clear_buckets()
-        self._names.clear()
+        self._added.clear()
         if self.timeline is not None:
             self.timeline.clear_buckets()
-
-    def start(
-        self,
-        bucket: int,
-        gradients: Sequence[Buffer],
-        *,
-        residual: Buffer,
-        states: Buffer,
-        ks: Sequence[int],
-        decays: Sequence[float],
-        scale: float = 1.0,
-        output_scale: float = 1.0,
-        stream: int = 0,
-        velocity: Buffer | None = None,
-        momentum: float = 0.0,
-    ) -> None:
-        """Accumulates, selects and hands the bucket to the exchange's thread; does not wait for it.
-
-        residual = decay * residual + scale * gradient; the gradients are then overwritten with
-        output_scale * (sum over the ranks of what was delivered). With a velocity, velocity =
-        momentum * velocity + scale * gradient, residual = decay * residual + velocity, and a
-        velocity becomes zero where this rank's entry was delivered, once the step is committed.
-
-        Args:
-            bucket: From `add_bucket`.
-            gradients: One buffer per gradient; read now, written until `wait`.
-            residual: float32, the bucket's numel; updated.
-            states: float32, [segments, 4]: the sparsifier's state of each segment; zeros at first,
-                updated.
-            ks: Entries to send, per segment; the same on every rank.
-            decays: Factor of the residual, per gradient.
-            scale: Factor of the gradients.
-            output_scale: Factor of the sum.
-            stream: On a device, the stream (a cudaStream_t, as a number) on which the gradients are
-                written. They are read after the work queued there, without blocking this thread.
-            velocity: float32, the bucket's numel; updated. Must live until `commit`.
-            momentum: Factor of the velocity, in [0, 1).
-
-        Raises:
-            InvalidArgumentError: An argument does not fit; nothing has happened.
-            ExchangeFailedError: The exchange has ended.
-        """
-        with self.acknowledging() as core:
-            core.start(
-                bucket,
-                gradients,
-                residual=residual,
-                states=states,
-                ks=list(ks),
-                decays=list(decays),
-                scale=scale,
-                output_scale=output_scale,
-                stream=stream,
-                velocity=velocity,
-                momentum=momentum,
-            )
-
-    def wait(self, bucket: int, *, stream: int = 0) -> BucketStats:
-        """Waits until the bucket's gradients have been written.
-
-        Args:
-            bucket: From `add_bucket`; it was started in this step.
-            stream: On a device, work queued on this stream from now on finds them written.
-
-        Raises:
-            ExchangeFailedError: The exchange has ended; the residuals keep what was not applied.
-        """
-        if self.timeline is not None:
-            self.timeline.wait_begins(bucket)
-        try:
-            with self.acknowledging() as core:
-                core.wait(bucket, stream=stream)
-        finally:
-            if self.timeline is not None:
-                self.timeline.wait_ends(bucket)
-        if self.timeline is not None:
-            self.timeline.exchanged(bucket, self._open.stats(bucket))
-        return self.stats(bucket)
-
-    def commit(self, refuse: str | None = None) -> None:
-        """Ends the step after all its buckets were waited for.
-
-        Args:
-            refuse: A reason not to apply the step, found by all ranks alike.
-
-        Raises:
-            NonFiniteGradientError: On every rank alike, for a gradient or sum that is not finite,
-                or for `refuse`. The residuals are then what they were before the exchange: nothing
-                was applied, and they keep every finite entry of the gradients, but for those that
-                let a sum overflow.
-        """
-        try:
-            with self.acknowledging() as core:
-                core.commit(refuse or "")
-        except NonFiniteGradientError as error:
-            if self.timeline is not None:
-                self.timeline.refused(str(error))
-            raise
 
     def drive(
         self,
@@ -380,22 +296,71 @@ class Exchange(Pings):
                 times of a step that was timed. An exception from it ends the exchange; the step
                 counts.
         """
-        rows = self.timeline
-
-        def note_step() -> None:
-            assert rows is not None
-            for bucket in self._names:
-                rows.exchanged(bucket, self._open.stats(bucket))
-
-        exchanged = None if rows is None else note_step
+        exchanged = None if self.timeline is None else self.timeline.exchanged
         return _core.StepDriver(
             self._open, op_sizes, buckets, exchanged, measured, step_ended, rules
         )
 
-    def name_of(self, bucket: int) -> str:
-        """Returns the name of a bucket."""
-        return self._names[bucket]
+    def swap(self, peer: int, bytes: int, repetitions: int) -> list[float]:  # noqa: A002
+        """Times swaps of equal messages with another rank, which calls the same for this one.
 
-    def stats(self, bucket: int) -> BucketStats:
-        """Returns the statistics of the bucket's last step."""
-        return BucketStats.of(self._names[bucket], self._open.stats(bucket))
+        A swap costs what a round of an exchange does on this network, without selecting or merging.
+        Like `spread` and `gather`, it runs on the calling thread, while no bucket is in flight.
+
+        Args:
+            peer: The other rank, in [0, size).
+            bytes: Length of the message in each direction.
+            repetitions: Number of swaps, one after the other.
+
+        Returns:
+            Seconds of each swap, from both messages posted to both complete.
+
+        Raises:
+            InvalidArgumentError: An argument is out of its range, or a bucket is in flight.
+            ExchangeFailedError: The exchange has ended; this very swap ends it where the peer swaps
+                another number of bytes.
+        """
+        with self.acknowledging() as core:
+            return core.swap(peer, bytes, repetitions)
+
+    @property
+    def spread_peers(self) -> int:
+        """Number of ranks to which `spread` sends: as many as a collective sends to at once."""
+        return self._open.spread_peers
+
+    def spread(self, bytes: int, repetitions: int) -> list[float]:  # noqa: A002
+        """Times messages to the next `spread_peers` ranks and from those before, all at once.
+
+        All ranks call it, with the same numbers; otherwise it is like `swap`.
+
+        Args:
+            bytes: Length of each message.
+            repetitions: Number of repetitions, one after the other.
+
+        Returns:
+            Seconds of each repetition, from all messages posted to all complete.
+
+        Raises:
+            InvalidArgumentError: An argument is out of its range, or a bucket is in flight.
+            ExchangeFailedError: The exchange has ended; see `swap`.
+        """
+        with self.acknowledging() as core:
+            return core.spread(bytes, repetitions)
+
+    def gather(self, numbers: Sequence[float], *, what: str) -> list[list[float]]:
+        """Returns the numbers of all ranks, in rank order and bit for bit; each passes as many.
+
+        Collective, while no bucket is in flight. Warnings and errors name the ranks that have not
+        come, as those of a bucket do.
+
+        Args:
+            numbers: This rank's numbers.
+            what: What the ranks do together, as warnings and errors call it.
+
+        Raises:
+            InvalidArgumentError: A bucket is in flight.
+            ExchangeFailedError: The exchange has ended; this very call ends it where the ranks pass
+                different numbers of numbers.
+        """
+        with self.acknowledging() as core:
+            return core.gather(numbers, what=what)

@@ -47,7 +47,7 @@ def add_planned_bucket(
 
 def add_tensor_bucket(
     exchange: Exchange, label: str, numel: int, compression: Compression, device: str = "cpu"
-) -> tuple[int, list[int]]:
+) -> int:
     """Adds the bucket of a single tensor; in the same order on every rank.
 
     Each of its exchanges sends the compression's own density: they count no steps, so a warm-up
@@ -61,10 +61,9 @@ def add_tensor_bucket(
         device: Device of the tensor.
 
     Returns:
-        The bucket's number in the exchange, and the ks of all of its exchanges.
+        The bucket's number in the exchange; all of its exchanges send as much as they may.
     """
     settled = compression.settled()
     layout = Bucket((Layer(label, numel),), layer_wise=False)
     (choice,) = plan.fixed_choices(layout.layers, settled)
-    number = add_planned_bucket(exchange, layout, choice, settled, device)
-    return number, plan.largest_ks(layout, choice.densities, None)
+    return add_planned_bucket(exchange, layout, choice, settled, device)

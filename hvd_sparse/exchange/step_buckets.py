@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from hvd_sparse import _core
 from hvd_sparse.compression import Compression
 from hvd_sparse.compression.buckets import Bucket, Layer, check_size
-from hvd_sparse.exchange.bucket_stats import BucketStats
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.exchange.launch_order import LaunchOrder
 from hvd_sparse.exchange.planned_bucket import add_planned_bucket
@@ -141,7 +140,7 @@ class StepBuckets:
         came: Sequence[float],
         *,
         used: Sequence[int] = (),
-        stats: Sequence[BucketStats] = (),
+        stats: Sequence[_core.BucketStats] = (),
     ) -> list[int] | None:
         """Counts a step; returns a new order of the buckets, if any. See LaunchOrder.
 

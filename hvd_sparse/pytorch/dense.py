@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -72,34 +72,32 @@ class DenseReducer:
             alike = [slot for slot in slots if slot.result().dtype == dtype]
             self._send(alike, torch.cat([slot.result().view(-1) for slot in alike]))
 
-    def wait(self, *, check_finite: bool, slots: Sequence[Slot] | None = None) -> str | None:
+    def wait(
+        self,
+        *,
+        summed: Callable[[str, bool], None] | None = None,
+        slots: Sequence[Slot] | None = None,
+    ) -> None:
         """Waits for launched gradients; the results are then in their slots.
 
         Args:
-            check_finite: True to check the sums for values that are not finite.
+            summed: Gets a slot's name, and whether its sum is finite; None: nothing is checked.
             slots: The slots to wait for, if the host fuses; None: all of them, at the end of a
                 step.
-
-        Returns:
-            The reason why the step cannot be applied, the same on all ranks, or None.
 
         Raises:
             ExchangeFailedError: The exchange has ended.
         """
         self.flush()
-        refuse = None
         for name in list(self._in_flight) if slots is None else [slot.name for slot in slots]:
             one = self._in_flight.pop(name)
             self._link.messages.wait_for(one.pending)
             one.hand_out()
-            for slot in one.slots:
-                if check_finite and refuse is None and not _fits(slot):
-                    refuse = (
-                        f"the sum of the gradients of '{slot.name}' over the ranks is not finite"
-                    )
+            if summed is not None:
+                for slot in one.slots:
+                    summed(slot.name, _fits(slot))
         if self._timeline is not None and slots is None:
             self._timeline.dense_done()
-        return refuse
 
     def release(self) -> None:
         """Prepares for the next step."""

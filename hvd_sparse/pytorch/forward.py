@@ -218,7 +218,7 @@ class ForwardSteps(PlainSteps):
         with _outside_of_forward(self.steps.device):
             with self.ending():
                 self.wait(since=time.perf_counter() - self._waited)
-                self.steps.commit(None)
+                self.steps.commit()
             self.end_step()
         self._end_flight()
 

@@ -234,7 +234,8 @@ class GradientExchange(ABC):
         try:
             with torch.no_grad(), self.ending(unless=NonFiniteGradientError):
                 self.launch()
-                self._commit(self.wait(since=time.perf_counter()))
+                self.wait(since=time.perf_counter())
+                self._commit()
         except NonFiniteGradientError:
             for slot in self.slots:
                 slot.fill_result(0.0)
@@ -252,9 +253,9 @@ class GradientExchange(ABC):
         self._guard.check_step(self.optimizer(), self.slots)
         self.steps.launch_missing()
 
-    def wait(self, *, since: float) -> str | None:
+    def wait(self, *, since: float) -> None:
         """Waits as `Steps.wait` does, since a `time.perf_counter`, and notes the step's cost."""
-        buckets, refuse = self.steps.wait()
+        buckets = self.steps.wait()
         last = StepStats(
             step=self.steps.count,
             buckets=buckets,
@@ -265,12 +266,11 @@ class GradientExchange(ABC):
         self.stats = Stats(last=last, total=self.stats.total.plus(last))
         if self.core.timeline is not None:
             self.core.timeline.step_ends(last)
-        return refuse
 
-    def _commit(self, refuse: str | None) -> None:
+    def _commit(self) -> None:
         reading, applied = self.clock.end_step(), True
         try:
-            self.steps.commit(refuse)
+            self.steps.commit()
         except NonFiniteGradientError:
             if not self.steps.local.skips_steps:
                 raise

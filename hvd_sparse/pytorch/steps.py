@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 
 from hvd_sparse import _core
 from hvd_sparse.compression.buckets import Layer
-from hvd_sparse.errors import NonFiniteGradientError
-from hvd_sparse.exchange.bucket_stats import BucketStats
 from hvd_sparse.exchange.step_buckets import StepBuckets, op_gradients_of
 from hvd_sparse.planning.plan import BucketChoice
 from hvd_sparse.pytorch.dense import DenseReducer
@@ -74,7 +72,6 @@ class Steps:
         self._link, self._core = link, link.core
         self._rates = rates
         self._momentum = momentum
-        self.count = 0
         self.device = device
         self.dense = DenseReducer(link, settings.reduction, timeline=link.core.timeline)
         self._stream = StepStream.on(device)
@@ -88,8 +85,7 @@ class Steps:
         self._before: tuple[bool, dict[str, float]] = True, {}  # `pending` and rates, for `undo`
         self._core_takes_part = False  # a sparse bucket, a residual or a velocity does
         self._used: list[int] = []  # ops, in the order in which parts of this step were completed
-        self._drawn: set[int] = set()  # buckets of this step that the timeline shows
-        self._stats: tuple[BucketStats, ...] = ()  # of the last step
+        self._stats: tuple[_core.BucketStats, ...] = ()  # of the last step
         sparse = {layer.parameter for layer in layers}
         # A gradient that is always sent dense has an op, too, if it has a velocity.
         self._velocity_only = [
@@ -132,6 +128,11 @@ class Steps:
         self._room = torch.empty(self._engine.room, dtype=torch.float32, device=self.device)
 
     @property
+    def count(self) -> int:
+        """The number of steps so far, refused ones included."""
+        return self._engine.steps
+
+    @property
     def pending(self) -> bool:
         """True if residuals of what is sent dense may be added to the next gradients.
 
@@ -153,11 +154,11 @@ class Steps:
         by_name = {layer.name: layer for layer in self._layers}
         layers = [by_name[name] for choice in choices for name in choice.layers]
         if layers and layers != self._layers:
-            former = self.state
+            former, count = self.state, self.count
             self._buckets.adopt(())  # takes an order of the old ones that is in flight
             self._lay_out(layers)
             self.state.adopt(former)
-            self._continue_after(self.count, pending=True)
+            self._continue_after(count, pending=True)
         self._core.require_open()
         self._engine.replace(self._buckets.adopt(choices))
         self._room = torch.empty(self._engine.room, dtype=torch.float32, device=self.device)
@@ -186,7 +187,6 @@ class Steps:
     def _continue_after(self, count: int, *, pending: bool) -> None:
         self._core.require_open()
         self._engine.continue_after(count, pending)
-        self.count = count
 
     def begin(self) -> None:
         """Begins a step, on the current stream."""
@@ -276,56 +276,31 @@ class Steps:
         for slot in slots:
             self.dense.launch(slot)
 
-    def wait(self) -> tuple[tuple[BucketStats, ...], str | None]:
-        """Waits until all slots hold their results.
-
-        Returns:
-            The statistics of each sparse bucket, and the reason to refuse the step, if there is
-            one, the same on all ranks.
-        """
-        buckets = self._core.buckets
-        if self._core.timeline is not None:
-            for bucket in buckets:
-                if bucket not in self._drawn:
-                    self._core.wait(bucket)
-        self._drawn.clear()
+    def wait(self) -> tuple[_core.BucketStats, ...]:
+        """Waits until all slots hold their results; returns the statistics of sparse buckets."""
         with self._core.acknowledging():
             stats = self._engine.wait()  # before the host's sums, which this thread has to poll
-        self._stats = tuple(
-            BucketStats.of(self._core.name_of(bucket), one)
-            for bucket, one in zip(buckets, stats, strict=True)
-        )
-        refuse = self.dense.wait(check_finite=self._core_takes_part)
+        if self._core.timeline is not None:
+            self._core.timeline.exchanged(stats, waits=True)
+        self._stats = tuple(stats)
+        self.dense.wait(summed=self._summed)
         self._stream.hand_back()
-        return self._stats, refuse
+        return self._stats
 
-    def commit(self, refuse: str | None) -> None:
+    @property
+    def _summed(self) -> Callable[[str, bool], None] | None:
+        """Takes the host's sums: their gradient's name, and whether they are finite."""
+        return self._engine.summed if self._core_takes_part else None
+
+    def commit(self) -> None:
         """Commits the step, all of whose gradients were waited for.
-
-        Args:
-            refuse: What `wait` has returned.
 
         Raises:
             NonFiniteGradientError: On every rank alike. Nothing was applied, and the residuals keep
                 every finite entry of the gradients, but for those that let a sum overflow.
         """
-        try:
-            with self._drawing_refusal():
-                self._engine.commit(refuse or "")
-        except NonFiniteGradientError:
-            self.count += 1
-            raise
-        self.count += 1
-
-    @contextmanager
-    def _drawing_refusal(self) -> Iterator[None]:
-        try:
-            with self._core.acknowledging():
-                yield
-        except NonFiniteGradientError as error:
-            if self._core.timeline is not None:
-                self._core.timeline.refused(str(error))
-            raise
+        with self._core.acknowledging():
+            self._engine.commit()
 
     def parts(self) -> list[Part]:
         """Returns the parts of a step, all of whose gradients were launched."""
@@ -352,18 +327,11 @@ class Steps:
         Raises:
             NonFiniteGradientError: On every rank alike; no rank applies this part.
         """
-        refuse = None
         if not part.buckets:
-            refuse = self.dense.wait(check_finite=self._core_takes_part, slots=part.slots)
-        if part.ops:
-            self._used += part.ops
-            for bucket in part.buckets:
-                self._core.wait(bucket, stream=self._stream.number)
-            self._drawn.update(part.buckets)
-            with self._drawing_refusal():
-                self._engine.commit_part(part.ops, refuse or "")
-        elif refuse is not None:
-            raise NonFiniteGradientError(f"{refuse}: no rank applies it")
+            self.dense.wait(summed=self._summed, slots=part.slots)
+        self._used += part.ops
+        with self._core.acknowledging():
+            self._engine.commit_part(part.ops)
 
     def end_step(self) -> None:
         """Ends a committed step; may send or adopt an order of the buckets. Collective."""
@@ -385,7 +353,6 @@ class Steps:
 
     def abandon(self) -> None:
         """Gives up the step of an exchange that has ended; returns once no memory is written."""
-        self._drawn.clear()
         if not self._core.closed and not self._core.inherited:
             self._engine.abandon()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hvd_sparse.exchange.bucket_stats import BucketStats
+from hvd_sparse._core import BucketStats
 from hvd_sparse.stats.quality import Quality
 
 

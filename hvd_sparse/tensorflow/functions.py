@@ -45,8 +45,8 @@ class _Channel:
         agree_on_call(world, ranks.ranks, "sparse_allreduce", **call)
         exchange = Exchange.between_ranks(world, name=f"sparse_allreduce of {label}")
         on = devices.core_name(device)
-        number, own_ks = add_tensor_bucket(exchange, label, numel, compression, on)
-        ks = [(0, own_ks)]
+        number = add_tensor_bucket(exchange, label, numel, compression, on)
+        ks = [(0, exchange.added(number).max_ks)]
         scale, output_scale = reduction.scales(world.size)
         bucket = _core.DrivenBucket(number, scale=scale, output_scale=output_scale, ks=ks, ops=1)
         self.states = make_state((1, 4), f"hvd_sparse/states/{label}")

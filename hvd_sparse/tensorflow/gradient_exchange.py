@@ -303,7 +303,7 @@ class GradientExchange:
         ]
         return StepStats(
             step=max(0, steps - 1),
-            buckets=tuple(self._exchange.stats(number) for number in self._exchange.buckets),
+            buckets=() if self._driver is None else tuple(self._driver.stats),
             dense_bytes=sum(dense),
             wait_seconds=math.nan,
             transport=self._exchange.transport,

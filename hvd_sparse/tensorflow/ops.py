@@ -50,18 +50,18 @@ class Driver:
         **options: Any,
     ) -> None:
         self.number = next_number() if number is None else number
-        self._steps, self._pending = 0, True  # at the end
         self._exchange = exchange
-        self._driver: _core.StepDriver | None = exchange.drive(op_sizes, buckets, **options)
+        self._core = exchange.drive(op_sizes, buckets, **options)
+        self._driver: _core.StepDriver | None = self._core  # until it is closed
         _symbols().hvd_sparse_add_driver(
-            ctypes.c_int64(self.number), ctypes.c_void_p(self._driver.table)
+            ctypes.c_int64(self.number), ctypes.c_void_p(self._core.table)
         )
         lifecycle.register(self)
 
     @property
     def steps(self) -> int:
         """Steps exchanged so far."""
-        return self._steps if self._driver is None else self._driver.steps
+        return self._core.steps
 
     @property
     def closed(self) -> bool:
@@ -81,12 +81,18 @@ class Driver:
     @property
     def pending(self) -> bool:
         """True if residuals may be added to dense gradients of the next step; see `Steps`."""
-        return self._pending if self._driver is None else self._driver.pending
+        return self._core.pending
 
     @property
     def residual_norms(self) -> list[tuple[int, float]]:
         """Norms of this rank's residual, with the steps after which each was noted; see `Steps`."""
         return [] if self._driver is None else self._driver.residual_norms
+
+    @property
+    def stats(self) -> list[_core.BucketStats]:
+        """Statistics of the last step of each bucket that is exchanged."""
+        self._exchange.require_open()
+        return self._core.stats
 
     def continue_after(self, steps: int, *, pending: bool = True) -> None:
         """Continues after `steps` steps, with replaced residuals; see `Steps.continue_after`."""
@@ -134,7 +140,6 @@ class Driver:
             driver.cancel(reason)
             _symbols().hvd_sparse_await_ops(number)
             driver.cancel(reason)  # for gradients of ops that had found the driver before
-            self._steps, self._pending = driver.steps, driver.pending
             driver.close()
             _symbols().hvd_sparse_remove_driver(number)  # nothing writes to its memory any more
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -86,18 +87,19 @@ class ExchangeTimeline:
         """Removes all buckets; a later bucket of the same name gets the same rows."""
         self._buckets.clear()
 
-    def wait_begins(self, number: int) -> None:
-        """Marks that a caller begins to wait for the bucket."""
-        self._put("B", self._buckets[number].wait, "WAIT")
+    def exchanged(self, stats: Sequence[_core.BucketStats], *, waits: bool = False) -> None:
+        """Draws the exchanges of a step's buckets, with all their times.
 
-    def wait_ends(self, number: int) -> None:
-        """Marks that the bucket has arrived, or failed."""
-        self._put("E", self._buckets[number].wait, "WAIT")
-
-    def exchanged(self, number: int, stats: _core.BucketStats) -> None:
-        """Draws a bucket's exchange, with all its times."""
-        row = self._buckets[number]
-        self._timeline.record(lambda since: bucket_events(row, stats, since))
+        Args:
+            stats: Statistics of buckets that have arrived.
+            waits: True to draw the caller's waits for them, too.
+        """
+        drawn = [(self._buckets[one.number], one) for one in stats]
+        self._timeline.record(
+            lambda since: itertools.chain.from_iterable(
+                bucket_events(row, one, since, waits=waits) for row, one in drawn
+            )
+        )
 
     def step_begins(self, step: int) -> None:
         """Opens the step's slice, unless it is open: its first gradient has arrived."""
@@ -168,11 +170,15 @@ class ExchangeTimeline:
         self._timeline.record(lambda since: [event(phase, track, name, since(now), **arguments)])
 
 
-def bucket_events(row: BucketRow, stats: _core.BucketStats, since: Since) -> Iterable[str]:
-    """Yields READY, SELECT, QUEUE and EXCHANGE of a bucket, then the rounds and SETTLE.
+def bucket_events(
+    row: BucketRow, stats: _core.BucketStats, since: Since, *, waits: bool
+) -> Iterable[str]:
+    """Yields WAIT, if `waits`; READY, SELECT, QUEUE, EXCHANGE; then the rounds and SETTLE.
 
-    The last two lie within EXCHANGE: viewers want an enclosing slice before those inside it.
+    These two lie within EXCHANGE: viewers want an enclosing slice before those inside it.
     """
+    if waits:
+        yield event("X", row.wait, "WAIT", since(stats.wait_begin), since(stats.wait_end))
     track = row.exchange
     yield event("i", track, "READY", since(stats.ready))
     selected, begin, end = map(since, (stats.select_end, stats.exchange_begin, stats.exchange_end))

@@ -13,6 +13,7 @@ from hvd_sparse import _core
 from hvd_sparse.compression.collectives import SHARD_SUM
 from hvd_sparse.compression.sparsifiers import Sparsifier
 from hvd_sparse.errors import UnavailableError
+from hvd_sparse.exchange.array_steps import ArraySteps
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.places.place import OnCpu, Place
@@ -293,22 +294,22 @@ class _Bucket:
         *,
         collective: str = "gtopk",
     ) -> None:
-        self._k = k
         self._place = place
         given = np.random.default_rng(numel).standard_normal(numel, dtype=np.float32)
         self._given, self._gradient = place.put(given), place.put(given)
         self._residual = place.put(np.zeros(numel, np.float32))
         self._states = np.zeros((1, 4), np.float32)
         self._exchange = Exchange.over_loopback(_core.LoopbackWorld(1), 0)
-        self._bucket = self._exchange.add_bucket(
+        bucket = self._exchange.add_bucket(
             "measured",
             numels=[numel],
             segments=[numel],
-            max_ks=[self._k],
+            max_ks=[k],
             sparsifier=sparsifier,
             collective=collective,
             device=place.device,
         )
+        self._steps = ArraySteps(self._exchange, bucket)
 
     def seconds(self) -> _Seconds:
         """Runs several steps."""
@@ -325,20 +326,17 @@ class _Bucket:
         copied = clock.mark()
         clock.seconds(copied, copied)  # waits
         begin = clock.mark()
-        self._exchange.start(
-            self._bucket,
-            [place.buffer(self._gradient)],
+        self._steps.begin(
             residual=place.buffer(self._residual),
             states=Buffer.of(self._states),
-            ks=[self._k],
-            decays=[1.0],
             stream=place.stream(),
         )
-        stats = self._exchange.wait(self._bucket, stream=place.stream())
+        self._steps.launch(0, [place.buffer(self._gradient)])
+        (stats,) = self._steps.wait()
         end = clock.mark()
         seconds = clock.seconds(begin, end)
         clock.release([copied, begin, end])
-        self._exchange.commit()
+        self._steps.commit()
         select, scatter = stats.select_seconds, stats.exchange_seconds
         return _Seconds(select, scatter, max(0.0, seconds - select - scatter))
 

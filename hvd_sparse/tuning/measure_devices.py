@@ -42,18 +42,26 @@ def measure_devices(exchange: Exchange, world: World, device: str) -> GpuLinks |
         The measurements, the same on all ranks; None if nothing connects the devices.
 
     Raises:
-        UnavailableError: On every rank, if the device of one of them could not be measured.
-        InvalidArgumentError: Raised by `Exchange.connect_devices`.
+        UnavailableError: On every rank, if the device of one of them could not be measured, or one
+            of these variables is 1 and asks for something that is not available; then the exchange
+            has ended.
+        InvalidArgumentError: On all ranks: HVD_SPARSE_NCCL or HVD_SPARSE_CUDA_AWARE_MPI is invalid
+            on one of them; the exchange has then ended.
         ExchangeFailedError: Another rank ended the exchange, or died.
     """
     may_connect = _core.with_cuda and device != OnCpu.device
-    if not all(world.allgather_object(may_connect, bool)) or not exchange.connect_devices(device):
+    if not all(world.allgather_object(may_connect, bool)):
         return None
+    with exchange.acknowledging() as core:
+        return _measure_connected(core, world) if core.connect_devices(device) else None
+
+
+def _measure_connected(core: _core.Exchange, world: World) -> GpuLinks:
     alone = slowest_numbers(
         world,
         lambda: [
             statistics.median(timed(entries, _REPETITIONS))
-            for timed in (exchange.merge_on_device, exchange.copy_to_device)
+            for timed in (core.merge_on_device, core.copy_to_device)
             for entries in _ENTRIES
         ],
     )
@@ -63,11 +71,11 @@ def measure_devices(exchange: Exchange, world: World, device: str) -> GpuLinks |
         for seconds in (alone[: len(_ENTRIES)], alone[len(_ENTRIES) :])
     )
     # Distances are measured one after the other, on all ranks.
-    links = tuple((away, _link(exchange, world, away)) for away in distances_below(world.size))
+    links = tuple((away, _link(core, world, away)) for away in distances_below(world.size))
     return GpuLinks(links=links, merge=merge, handing=handing)
 
 
-def _link(exchange: Exchange, world: World, distance: int) -> Link:
+def _link(core: _core.Exchange, world: World, distance: int) -> Link:
     """Measures the link to partners that are `distance` ranks away. Collective."""
     partner = world.rank ^ distance
 
@@ -75,7 +83,7 @@ def _link(exchange: Exchange, world: World, distance: int) -> Link:
         medians = [0.0] * len(swaps)
         if partner < world.size:
             medians = [
-                statistics.median(exchange.swap_between_devices(partner, nbytes, count))
+                statistics.median(core.swap_between_devices(partner, nbytes, count))
                 for nbytes, count in swaps.items()
             ]
         gathered = world.allgather_object(medians, list[float])

@@ -93,7 +93,8 @@ void ExpectExchanges(const Sizes& gradients, const Sizes& segments, double densi
   LoopbackCommunicator alone(std::make_shared<LoopbackWorld>(1), 0);
   bucket.Select(memory.launch, 0, CpuKernels());
   std::vector<float> left = memory.residual;
-  EXPECT_TRUE(bucket.Reduce(alone, CpuKernels()));  // no device runs it: it has arrived
+  EXPECT_TRUE(
+      bucket.step().Reduce(alone, CpuKernels(), nullptr));  // no device runs it: it has arrived
   EXPECT_TRUE(bucket.verdict().IsFinite());
 
   std::vector<float> together = memory.residual;  // sums are exact: the parts do not overlap
@@ -120,7 +121,7 @@ void ExpectExchanges(const Sizes& gradients, const Sizes& segments, double densi
     offset += segments[s];
   }
 
-  bucket.PutBack(CpuKernels());
+  bucket.step().PutBack(CpuKernels());
   EXPECT_TRUE(SameBits(memory.residual, memory.accumulated));
 }
 
@@ -195,8 +196,8 @@ void ExpectNothingIsLostBetween(int ranks, const std::string& sparsifier,
         launch.momentum = momentum;
         if (momentum > 0) launch.velocity = velocity;
         bucket.Select(launch, rank, CpuKernels());
-        bucket.Reduce(comm, CpuKernels());
-        bucket.Commit();
+        bucket.step().Reduce(comm, CpuKernels(), nullptr);
+        bucket.step().Commit();
         for (std::int64_t i = 0; i < kNumel; ++i) applied[rank][i] += gradient[i];
       }
     });

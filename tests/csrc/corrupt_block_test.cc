@@ -200,7 +200,7 @@ TEST(CorruptBlock, ThatForgetsWhatARankKnowsMakesNoResult) {
       bucket.Select(std::move(launch), comm.Rank(), CpuKernels());
       TamperingCommunicator forgetful(&comm, Forget);
       try {
-        bucket.Reduce(knows ? forgetful : comm, CpuKernels());
+        bucket.step().Reduce(knows ? forgetful : comm, CpuKernels(), nullptr);
         EXPECT_EQ(bucket.verdict(), Verdict::BadGradient(2, GradientFault::kHoldsNonFinite))
             << name;
         EXPECT_FALSE(knows && name == "gtopk");

@@ -61,7 +61,7 @@ struct DrivenRank {
   }
 
   void Begin() {
-    room.assign(static_cast<std::size_t>(driver->Room()), 0.0f);
+    room.assign(static_cast<std::size_t>(driver->engine().Room()), 0.0f);
     driver->Begin(Memory());
   }
 

@@ -16,12 +16,12 @@ TEST(HostSums, AWaitForOneStepIsNoneForTheNext) {
   // Called on the waiting thread, which therefore has not woken in between.
   HostSums sums([&] {
     if (!looked) own->Interrupt();
-    if (!looked) own->Begin(1, false, false);
+    if (!looked) own->Begin(1, false);
     looked = true;
   });
   ::unsetenv("HVD_SPARSE_TIMEOUT_SECONDS");
   own = &sums;
-  sums.Begin(1, false, false);
+  sums.Begin(1, false);
   EXPECT_NO_THROW(sums.Await());
   EXPECT_TRUE(looked);
 }

@@ -36,7 +36,7 @@ std::vector<Outcome> RunAll(int size, std::int64_t capacity, std::int64_t numel,
     mine.block = block_of(comm.Rank());
     CollectiveScratch scratch;
     CollectiveContext ctx{comm, CpuKernels(), scratch, capacity, capacity, "a test", numel};
-    RecursiveDoubling().Run(&mine.block, ctx);
+    RunRecursiveDoubling(&mine.block, ctx);
     mine.bytes_sent = ctx.bytes_sent;
   });
   return outcomes;
@@ -151,7 +151,7 @@ std::string ErrorOfRank0(std::int64_t numel,
     CollectiveScratch scratch;
     CollectiveContext ctx{comm, CpuKernels(), scratch, 5, 5, "a test", numel};
     try {
-      RecursiveDoubling().Run(&block, ctx);
+      RunRecursiveDoubling(&block, ctx);
     } catch (const Error& thrown) {
       EXPECT_TRUE(BlamesAPeer(thrown));
       error = thrown.what();

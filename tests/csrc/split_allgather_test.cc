@@ -35,7 +35,7 @@ class Rank {
   std::int64_t Step(SparseBlock* block) {
     block->header().step = steps_++;
     CollectiveContext ctx{comm_, CpuKernels(), scratch_, k_, k_, "a test", numel_};
-    SplitAllgather().Run(block, ctx);
+    RunSplitAllgather(block, ctx);
     return ctx.bytes_sent;
   }
 
@@ -114,7 +114,7 @@ TEST(SplitAllgather, IsExactForAwkwardCountsAndTies) {
           SparseBlock block = MakeBlock(steps[step][static_cast<std::size_t>(comm.Rank())]);
           block.header().step = step;
           CollectiveContext ctx{comm, CpuKernels(), scratch, k, 40, "a test", 60};
-          SplitAllgather().Run(&block, ctx);
+          RunSplitAllgather(&block, ctx);
           const auto wanted = size == 1 ? 40u : static_cast<unsigned>(k);
           ASSERT_EQ(EntriesOf(block), TopKOfTheSum(steps[step], wanted)) << size << " ranks";
         }
@@ -172,7 +172,7 @@ std::string ErrorOfRank0(const std::string& where, const TamperingCommunicator::
     CollectiveScratch scratch;
     CollectiveContext ctx{comm, CpuKernels(), scratch, 13000, 40000, "a test", 40000};
     try {
-      SplitAllgather().Run(&block, ctx);
+      RunSplitAllgather(&block, ctx);
     } catch (const Error& thrown) {
       EXPECT_TRUE(BlamesAPeer(thrown));
       comm.Fail(ErrorKind::kExchangeFailed, thrown.what());
@@ -257,7 +257,7 @@ TEST(SplitAllgather, BalancesWhatOneOwnerKeeps) {
       SparseBlock block = MakeBlock(blocks[comm.Rank()]);
       CollectiveScratch scratch;
       CollectiveContext ctx{comm, CpuKernels(), scratch, kK, count, "a test", 3 * count};
-      SplitAllgather().Run(&block, ctx);
+      RunSplitAllgather(&block, ctx);
       ASSERT_EQ(EntriesOf(block), expected) << size << " ranks";
     });
     ASSERT_EQ(moves, size - 1);  // the last owner sends a slice to everybody

@@ -53,7 +53,7 @@ TEST(StepDriver, TheUserKnowsOfTheEndOnceNoSumIsWaitedFor) {
 TEST(StepDriver, WhoeverIsToldThatAStepEndedAmidItsSumsHasAllThatWasTakenAgain) {
   auto world = std::make_shared<LoopbackWorld>(1);
   DrivenRank rank(world, 0, {2, -2});
-  rank.driver->ContinueAfter(1);  // one entry of each op is taken
+  rank.driver->engine().ContinueAfter(1);  // one entry of each op is taken
   rank.Begin();
   std::promise<double> unsent;
   rank.driver->Launch(0, {{rank.Gradient(0).data(), kNumel, DType::kFloat32}},
@@ -66,7 +66,7 @@ TEST(StepDriver, WhoeverIsToldThatAStepEndedAmidItsSumsHasAllThatWasTakenAgain) 
   while (!rank.exchange.Wait(0, 1.0)) {
   }
   ASSERT_GT(rank.exchange.Stats(0).exchange_end, 0);
-  rank.driver->Cancel("its sums will not come");
+  rank.driver->engine().Cancel("its sums will not come");
   EXPECT_EQ(unsent.get_future().get(), 2.0 * kNumel);
 }
 
@@ -148,7 +148,7 @@ void TakeAStepWhoseHookFails(const StepDriver::Hooks& hooks, bool another) {
   rules.measure_every = 1;
   auto world = std::make_shared<LoopbackWorld>(1);
   DrivenRank rank(world, 0, {2, -2}, hooks, rules);
-  rank.driver->ContinueAfter(1);
+  rank.driver->engine().ContinueAfter(1);
   rank.Begin();
   std::future<void> first = rank.Launch(0), second = rank.Launch(1);
   for (const int op : {2, 3}) {

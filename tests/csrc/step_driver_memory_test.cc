@@ -46,7 +46,7 @@ class WaitingRank {
   explicit WaitingRank(const Layout& layout, const StepDriver::Hooks& hooks = {},
                        StepRules rules = {}, int ranks = 1)
       : world(std::make_shared<LoopbackWorld>(ranks)), rank(world, 0, layout, hooks, rules) {
-    rank.driver->ContinueAfter(1);
+    rank.driver->engine().ContinueAfter(1);
   }
 
   void Launch(int op) {
@@ -150,9 +150,10 @@ TEST_P(OnTheDriversThread, WhicheverAllocationFailsEveryOpIsToldOnceAndNothingIs
     StepRules rules;
     rules.measure_every = 1;
     WaitingRank one({-4}, hooks, rules, GetParam() == Step::kIsLost ? 2 : 1);
+    one.rank.driver->engine().ContinueAfter(1, /*pending=*/false);  // so that no op need come
     one.rank.Begin();
     one.rank.End();
-    one.rank.driver->Replace(one.rank.Buckets({2, 1, -1}));
+    one.rank.driver->engine().Replace(one.rank.Buckets({2, 1, -1}));
     if (GetParam() == Step::kIsRefused) one.rank.Gradient(1)[3] = NAN;
     one.waiting[0].first = [&] { any = StopFailingAllocations(); };
     one.rank.Begin();
@@ -202,7 +203,8 @@ TEST(StepDriver, WhicheverAllocationOfACancellationFailsAllAreTold) {
     one.rank.Begin();
     one.Launch(2);
     FailAllocation(allocation);
-    EXPECT_NO_THROW(one.rank.driver->Cancel("nobody wants this step, whatever is there of it"));
+    EXPECT_NO_THROW(
+        one.rank.driver->engine().Cancel("nobody wants this step, whatever is there of it"));
     const bool any = StopFailingAllocations();
     EXPECT_THROW(one.world->Check(0), Error);
     one.rank.driver.reset();
@@ -220,6 +222,7 @@ TEST(StepDriver, AStepThatIsEndedTwiceEndsTheExchange) {
   };
   WaitingRank one({-4}, hooks);
   std::vector<Waiting> ends(3);
+  one.rank.driver->engine().ContinueAfter(1, /*pending=*/false);  // so that no op need come
   one.rank.Begin();
   // The first may have begun, which makes room for another one.
   for (Waiting& end : ends) one.rank.driver->End(end.Done());

@@ -62,10 +62,18 @@ struct EngineRank {
         decays);
   }
 
-  void WaitAndCommit(const std::string& refuse = "") {
+  void WaitAndCommit(bool sums_are_finite = true) {
     while (!engine.Wait(1)) {
     }
-    engine.Commit(refuse);
+    engine.SummedAs(sums_are_finite);
+    engine.Commit();
+  }
+
+  /// Waits for the buckets of some ops and commits them.
+  void CommitPart(const std::vector<int>& ops) {
+    while (!engine.WaitFor(ops, 1)) {
+    }
+    engine.CommitPart(ops);
   }
 
   void Step() {
@@ -184,8 +192,7 @@ TEST(StepEngine, ARefusedStepLeavesEverythingInTheResiduals) {
     rank.residual.assign(rank.residual.size(), 1.0f);
     ASSERT_TRUE(rank.Begin());
     for (int op = 0; op < kOps; ++op) rank.Launch(op, {0.5f, 2.0f});
-    ASSERT_EQ(KindOf([&] { rank.WaitAndCommit("a dense sum is not finite"); }),
-              ErrorKind::kNonFinite);
+    ASSERT_EQ(KindOf([&] { rank.WaitAndCommit(false); }), ErrorKind::kNonFinite);
     const double decayed = (0.5 + 2) * (kNumel / 2) * kOps;  // the new rates have been noted
     ASSERT_EQ(rank.Unsent(), decayed + 2 * kNumel);          // the dense gradient is lost
     rank.engine.ContinueAfter(0);
@@ -204,8 +211,7 @@ TEST(StepEngine, TheCauseOfADenseSumThatOverflowsLeavesTheResidual) {
       rank.Begin();
       for (int op = 0; op < kOps; ++op) rank.Launch(op);
       if (!refused) return rank.WaitAndCommit();
-      ASSERT_EQ(KindOf([&] { rank.WaitAndCommit("a dense sum is not finite"); }),
-                ErrorKind::kNonFinite);
+      ASSERT_EQ(KindOf([&] { rank.WaitAndCommit(false); }), ErrorKind::kNonFinite);
       ASSERT_EQ(dense[3], 0);
       ASSERT_EQ(dense[4], 8e37f);  // such entries of two ranks have a sum
     }
@@ -228,13 +234,9 @@ TEST(StepEngine, PartsAreCommittedAlone) {
     rank.residual.assign(rank.residual.size(), 1.0f);
     rank.Begin();
     for (int op = 0; op < kOps; ++op) rank.Launch(op);
-    for (const int bucket : {1, 0}) {
-      while (!rank.exchange.Wait(bucket, 1)) {
-      }
-      rank.engine.CommitPart({bucket}, "");
-    }
+    for (const int bucket : {1, 0}) rank.CommitPart({bucket});
     ASSERT_EQ(rank.Unsent(), kNumel);  // of the dense op, whose sum has not arrived yet
-    rank.engine.CommitPart({2}, "");
+    rank.CommitPart({2});
     ASSERT_EQ(rank.Unsent(), 0);
     ASSERT_EQ(rank.engine.steps(), 0);
     rank.WaitAndCommit();
@@ -250,12 +252,8 @@ TEST(StepEngine, BucketsOfOnePartAreAppliedTogetherOrNotAtAll) {
     if (rank.exchange.Rank() == 1) rank.gradients[5] = std::numeric_limits<float>::quiet_NaN();
     rank.Begin();
     for (int op = 0; op < kOps; ++op) rank.Launch(op);
-    for (int bucket = 0; bucket < kOps; ++bucket) {
-      while (!rank.exchange.Wait(bucket, 1)) {
-      }
-    }
-    ASSERT_EQ(KindOf([&] { rank.engine.CommitPart({2, 0}, ""); }), ErrorKind::kNonFinite);
-    rank.engine.CommitPart({1}, "");
+    ASSERT_EQ(KindOf([&] { rank.CommitPart({2, 0}); }), ErrorKind::kNonFinite);
+    rank.CommitPart({1});
     const bool damaged = rank.exchange.Rank() == 1;  // one entry of the first bucket
     ASSERT_EQ(rank.Unsent(), 4 * kNumel - (damaged ? 1 : 0));
     rank.WaitAndCommit();
@@ -269,16 +267,12 @@ TEST(StepEngine, ARefusedPartLeavesTheOthersAlone) {
     if (rank.exchange.Rank() == 1) rank.gradients[5] = std::numeric_limits<float>::quiet_NaN();
     rank.Begin();
     for (int op = 0; op < kOps; ++op) rank.Launch(op);
-    for (int bucket = 0; bucket < 2; ++bucket) {
-      while (!rank.exchange.Wait(bucket, 1)) {
-      }
-    }
-    const auto commit = [&](int op, const std::string& refuse) {
-      return [&rank, op, refuse] { rank.engine.CommitPart({op}, refuse); };
-    };
-    ASSERT_EQ(KindOf(commit(0, "")), ErrorKind::kNonFinite);
-    commit(1, "")();
-    ASSERT_EQ(KindOf(commit(2, "the sum is not finite")), ErrorKind::kNonFinite);
+    ASSERT_EQ(KindOf([&] { rank.CommitPart({0}); }), ErrorKind::kNonFinite);
+    rank.engine.SummedAs(false, "a");
+    rank.CommitPart({1});
+    const Error error = Thrown([&] { rank.CommitPart({2}); });
+    ASSERT_EQ(error.kind(), ErrorKind::kNonFinite);
+    ASSERT_TRUE(Says(error, "the sum of the gradients of 'a' over the ranks is not finite: no"));
     const bool damaged = rank.exchange.Rank() == 1;
     ASSERT_EQ(rank.Unsent(), 2 * kNumel - (damaged ? 1 : 0) + kNumel);
     rank.WaitAndCommit();  // the others count
@@ -299,11 +293,11 @@ TEST(StepEngine, DenseSumsAreCheckedOnlyWhileSomethingMayBeAddedToThem) {
       rank.WaitAndCommit();
     }
     ASSERT_FALSE(rank.Begin());  // then no op need be handed over
-    rank.engine.Commit("");
+    rank.engine.Commit();
     ASSERT_EQ(rank.engine.steps(), 4);
     rank.engine.Replace(rank.Buckets({-kOps}));
     ASSERT_TRUE(rank.Begin());
-    ASSERT_EQ(KindOf([&] { rank.engine.Commit(""); }), ErrorKind::kInvalidArgument);
+    ASSERT_EQ(KindOf([&] { rank.engine.Commit(); }), ErrorKind::kInvalidArgument);
   });
 }
 
@@ -320,7 +314,7 @@ TEST(StepEngine, VelocitiesOfDenseOpsAreKeptOnceTheStepIsCommitted) {
           for (int op = 0; op < kOps; ++op) rank.Launch(op);
           const bool refused = step == 2;
           if (refused) {
-            ASSERT_EQ(KindOf([&] { rank.WaitAndCommit("no"); }), ErrorKind::kNonFinite);
+            ASSERT_EQ(KindOf([&] { rank.WaitAndCommit(false); }), ErrorKind::kNonFinite);
           } else {
             rank.WaitAndCommit();
             expected = 0.5f * expected + 1;
@@ -463,9 +457,9 @@ TEST(StepEngine, MisuseIsRefusedBeforeAnythingHappens) {
     ASSERT_TRUE(refused([&] { rank.Launch(0, {1}); }));
     ASSERT_TRUE(refused([&] { rank.Launch(kOps); }));
     rank.Launch(0);
-    ASSERT_TRUE(refused([&] { rank.engine.Commit(""); }));
-    ASSERT_TRUE(refused([&] { rank.engine.CommitPart({0}, ""); }));
-    ASSERT_TRUE(refused([&] { rank.engine.CommitPart({kOps}, ""); }));
+    ASSERT_TRUE(refused([&] { rank.engine.Commit(); }));
+    ASSERT_TRUE(refused([&] { rank.engine.CommitPart({0}); }));
+    ASSERT_TRUE(refused([&] { rank.engine.CommitPart({kOps}); }));
     rank.Launch(1);
     rank.Launch(2);
     rank.WaitAndCommit();
@@ -479,7 +473,7 @@ TEST(StepEngine, AnEngineWithoutOpsCountsSteps) {
   StepEngine engine(&exchange, {}, {});
   ASSERT_FALSE(engine.Begin({}));
   ASSERT_TRUE(engine.Wait(0));
-  engine.Commit("");
+  engine.Commit();
   ASSERT_EQ(engine.steps(), 1);
 }
 

@@ -125,7 +125,7 @@ def test_velocities_join_and_are_kept(layout, values, device):
             np.testing.assert_array_equal(rank.velocity_after, velocity)
 
 
-@pytest.mark.parametrize("segments", [[], [0], [1], [2, 0, 1]])
+@pytest.mark.parametrize("segments", [[0], [0, 0], [1], [2, 0, 1]])
 @pytest.mark.parametrize("layout", [(1, 1), (2, 1), (3, 1), (6, 1), (4, 2)])
 def test_small_buckets(layout, segments, device):
     laws.check_laws(run_ranks(layout, lambda me: me.run(3), segments=segments, device=device))

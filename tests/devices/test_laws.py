@@ -57,7 +57,7 @@ def test_laws_hold_over_several_steps(size, sparsifier, collective, density, dev
 
 @pytest.mark.parametrize(
     ("sparsifier", "collective", "segments", "size"),
-    in_turn(_core.sparsifiers(), _core.collectives(), [[], [0], [1], [2, 0, 1]], [1, 2, 3]),
+    in_turn(_core.sparsifiers(), _core.collectives(), [[0], [0, 0], [1], [2, 0, 1]], [1, 2, 3]),
 )
 def test_laws_hold_for_tiny_buckets(sparsifier, collective, segments, size, device):
     ranks = run_ranks(

@@ -59,5 +59,5 @@ def test_work_for_a_stream_is_refused_without_cuda():
         lambda: _core_testing.select_work(memory, memory, k=1, device=GPU),
         lambda: _core_testing.step_work([memory], memory, [memory], ks=[1], device=GPU),
     ):
-        with pytest.raises(UnavailableError, match=r"cuda:0 needs it: .* HVD_SPARSE_WITH_CUDA=1"):
+        with pytest.raises(UnavailableError, match=r"cuda:0 need it: .* HVD_SPARSE_WITH_CUDA=1"):
             give()

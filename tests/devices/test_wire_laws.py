@@ -100,7 +100,7 @@ def test_laws_hold_for_values_beyond_float16(size, collective, wire, device):
 
 @pytest.mark.parametrize(
     ("collective", "wire", "segments", "size"),
-    in_turn(_core.collectives(), FORMATS, [[], [0], [1], [2, 0, 1]], [1, 2, 3, 6]),
+    in_turn(_core.collectives(), FORMATS, [[0], [0, 0], [1], [2, 0, 1]], [1, 2, 3, 6]),
 )
 def test_laws_hold_for_tiny_buckets(collective, wire, segments, size, device):
     ranks = run_ranks(

@@ -13,7 +13,9 @@ import torch
 
 from hvd_sparse import _core
 from hvd_sparse.errors import NonFiniteGradientError
-from hvd_sparse.exchange.exchange import Buffer, Exchange
+from hvd_sparse.exchange.array_steps import ArraySteps
+from hvd_sparse.exchange.exchange import Exchange
+from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.planning.plan import entries_to_send
 from hvd_sparse.ranks.world import World
 from tests.laws import EVERY_SPARSIFIER
@@ -37,9 +39,8 @@ class Piece:
         numels: Number of entries of each gradient.
         dtypes: Number types of the gradients.
         ks: k of each segment.
-        residual: Residual of the bucket, float32.
+        residual: Residual of the bucket, float32: a part of the Slot's.
         before: Sum of gradient and residual before the exchange of a step, as float64.
-        states: State of the sparsifier.
         properties: Properties to list as covered.
     """
 
@@ -48,7 +49,6 @@ class Piece:
     dtypes: list[str]
     ks: list[int]
     residual: np.ndarray
-    states: np.ndarray
     properties: list[str]
     gradients: list[torch.Tensor] = field(default_factory=list)
     before: np.ndarray = field(default_factory=lambda: np.zeros(0))
@@ -87,8 +87,7 @@ class Piece:
             numels,
             dtypes,
             ks,
-            np.zeros(sum(numels), np.float32),
-            np.zeros((len(segments), 4), np.float32),
+            np.zeros(0, np.float32),
             [
                 f"collective {collective}",
                 f"sparsifier {sparsifier}",
@@ -115,19 +114,13 @@ class Piece:
         flat = _flat(self.gradients)
         self.before = np.where(np.isfinite(flat), flat, 0) + self.residual
 
-    def start(self, exchange: Exchange) -> None:
-        """Starts the bucket's exchange."""
-        exchange.start(
-            self.number,
-            [
-                Buffer(gradient.data_ptr(), gradient.numel(), dtype)
-                for gradient, dtype in zip(self.gradients, self.dtypes, strict=True)
-            ],
-            residual=Buffer.of(self.residual),
-            states=Buffer.of(self.states),
-            ks=self.ks,
-            decays=[1.0] * len(self.numels),
-        )
+    @property
+    def buffers(self) -> list[Buffer]:
+        """The gradients, as the core takes them."""
+        return [
+            Buffer(gradient.data_ptr(), gradient.numel(), dtype)
+            for gradient, dtype in zip(self.gradients, self.dtypes, strict=True)
+        ]
 
     def check_taken(self, process_set: Any) -> None:
         """Checks the laws with ==: the sum of what left each rank is what was applied."""
@@ -209,6 +202,13 @@ class Slot:
                 Piece.add_to(self.exchange, self.plan, size)
                 for _ in range(int(self.plan.integers(1, MOST_BUCKETS + 1)))
             ]
+            self.residual = np.zeros(sum(sum(piece.numels) for piece in self.pieces), np.float32)
+            self.states = np.zeros((sum(len(piece.ks) for piece in self.pieces), 4), np.float32)
+            ends = np.cumsum([sum(piece.numels) for piece in self.pieces])
+            for piece, part in zip(self.pieces, np.split(self.residual, ends[:-1]), strict=True):
+                piece.residual = part
+            if self.exchange is not None:
+                self.steps = ArraySteps(self.exchange, *(piece.number for piece in self.pieces))
             self.steps_left = int(self.plan.integers(1, MOST_STEPS + 1))
         self.steps_left -= 1
         bad = self.plan.random() < BAD_STEPS and any(sum(piece.numels) for piece in self.pieces)
@@ -216,11 +216,11 @@ class Slot:
 
     def start(self) -> None:
         """Starts all buckets."""
-        assert self.exchange is not None
         is_bad = self.process_set.rank() == self.bad_rank
-        for piece in self.pieces:
+        self.steps.begin(residual=Buffer.of(self.residual), states=Buffer.of(self.states))
+        for op, piece in enumerate(self.pieces):
             piece.draw_gradients(self.own, bad=is_bad and sum(piece.numels) > 0)
-            piece.start(self.exchange)
+            self.steps.launch(op, piece.buffers)
 
     def finish(self, covered: Counter[str]) -> None:
         """Waits for all buckets, and checks the laws.
@@ -228,12 +228,10 @@ class Slot:
         Raises:
             AssertionError: A law does not hold.
         """
-        assert self.exchange is not None
-        for piece in self.pieces:
-            self.exchange.wait(piece.number)
+        self.steps.wait()
         refused = ""
         try:
-            self.exchange.commit()
+            self.steps.commit()
         except NonFiniteGradientError as error:
             refused = str(error)
         for piece in self.pieces:

@@ -178,8 +178,8 @@ def test_nothing_takes_memory_between_the_commit_and_the_averages(verdict, monke
     mode, commit = TakesMemory(), exchange.steps.commit
     seen = []
 
-    def commit_and_look(refuse):
-        commit(refuse)
+    def commit_and_look():
+        commit()
         mode.__enter__()
 
     def look_no_more(*_, **__):

@@ -11,7 +11,7 @@ import torch
 import hvd_sparse.torch
 from hvd_sparse.compression import Layers, Warmup
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
-from hvd_sparse.exchange.exchange import Exchange
+from hvd_sparse.exchange.array_steps import ArraySteps
 from hvd_sparse.torch import LAGS, SBC, GaussianK, GTopK, TopK, sparse_allreduce
 from tests.dense_sums import DENSE_SUMS
 from tests.parallel.torch_ranks import (
@@ -122,12 +122,12 @@ def test_a_call_sends_its_density_and_no_warm_ups(densities):
 def test_an_interrupted_call_has_ended_before_its_memory_is_freed(monkeypatch):
     waiting = []
 
-    def interrupted(exchange, *_, **__):
-        waiting.append(exchange)
+    def interrupted(steps):
+        waiting.append(steps._exchange)
         hvd.barrier()  # otherwise others learn of it before they get here
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Exchange, "wait", interrupted)
+    monkeypatch.setattr(ArraySteps, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         sparse_allreduce(torch.ones(64), torch.zeros(64), compression=TopK(density=1.0))
     assert waiting[0].closed

@@ -12,6 +12,7 @@ from byte_floor import schedule
 
 from hvd_sparse import _core
 from hvd_sparse.compression.sparsifiers import as_sparsifier
+from hvd_sparse.exchange.array_steps import ArraySteps
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
 
@@ -23,8 +24,7 @@ def transfers(size, collective, k=300, numel=4000):
     world = _core.LoopbackWorld(size)
 
     def run(rank):
-        core = _core.Exchange.over_loopback(world, rank, select_on="caller", local_size=1)
-        exchange = Exchange(core, transport="loopback")
+        exchange = Exchange.over_loopback(world, rank)
         bucket = exchange.add_bucket(
             "bucket",
             numels=[numel],
@@ -39,13 +39,9 @@ def transfers(size, collective, k=300, numel=4000):
             Buffer(array.ctypes.data, array.size, "float32")
             for array in (gradient, residual, states)
         ]
-        exchange.start(
-            bucket, buffers[:1], residual=buffers[1], states=buffers[2], ks=[k], decays=[1.0]
-        )
-        exchange.wait(bucket)
-        rounds = core.stats(bucket).rounds
-        exchange.commit()
-        return [(one.name, one.bytes_sent, one.bytes_received) for one in rounds]
+        steps = ArraySteps(exchange, bucket)
+        stats = steps.run(buffers[:1], residual=buffers[1], states=buffers[2])
+        return [(one.name, one.bytes_sent, one.bytes_received) for one in stats.rounds]
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(run, range(size)))

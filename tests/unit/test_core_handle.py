@@ -21,6 +21,7 @@ from hvd_sparse.errors import (
     RanksDisagreeError,
 )
 from hvd_sparse.exchange import core_handle
+from hvd_sparse.exchange.array_steps import ArraySteps
 from hvd_sparse.exchange.core_handle import CoreHandle
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.buffer import Buffer
@@ -108,6 +109,7 @@ FORKED = """
 import os, signal, time, warnings
 from pathlib import Path
 from hvd_sparse import _core
+from hvd_sparse.exchange.array_steps import ArraySteps
 from hvd_sparse.exchange.exchange import Exchange
 
 warnings.filterwarnings("ignore", r"This process .* is multi-threaded", DeprecationWarning)
@@ -149,16 +151,11 @@ def test_closing_amid_a_step_gives_back_what_was_taken(waits):
         sparsifier=TopK(),
         collective="gtopk",
     )
-    exchange.start(
-        bucket,
-        [Buffer.of(gradient)],
-        residual=Buffer.of(residual),
-        states=Buffer.of(states),
-        ks=[10],
-        decays=[1.0],
-    )
+    steps = ArraySteps(exchange, bucket)
+    steps.begin(residual=Buffer.of(residual), states=Buffer.of(states))
+    steps.launch(0, [Buffer.of(gradient)])
     if waits:
-        exchange.wait(bucket)
+        steps.wait()
     assert np.count_nonzero(residual) == 90
     exchange.close()
     assert np.array_equal(residual, expected)

@@ -151,7 +151,7 @@ def test_on_one_node_alone_the_exact_top_k_of_each_shard_of_the_sum_is_applied(s
 
 @pytest.mark.parametrize("layout", [(3, 3), (6, 3)])
 @pytest.mark.parametrize("sparsifier", _core.sparsifiers())
-@pytest.mark.parametrize("segments", [[], [0], [1], [2, 0, 1], [5, 8]])
+@pytest.mark.parametrize("segments", [[0], [0, 0], [1], [2, 0, 1], [5, 8]])
 def test_laws_hold_for_buckets_smaller_than_a_node(layout, sparsifier, segments):
     ranks = run_ranks(
         layout, lambda me: me.run(4), segments=segments, density=0.5, sparsifier=sparsifier

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from hvd_sparse.exchange.bucket_stats import BucketStats
 from hvd_sparse.stats.metrics import metrics_of, sink_of, summary_of
 from hvd_sparse.stats.quality import Quality
 from hvd_sparse.stats.step_stats import Stats, StepStats, TotalStats
 
-BUCKET = BucketStats(
+BUCKET = SimpleNamespace(
     bucket="fc", step=3, numel=1000, asked=10, selected=12, reduced=30, bytes_sent=96,
     bytes_received=128, select_seconds=0.25, exchange_seconds=2.0,
 )  # fmt: skip

@@ -28,7 +28,7 @@ class Asked:
 )
 def test_a_single_tensor_has_no_warm_up_nor_memory_for_one(compression, k):
     exchange = Asked()
-    assert add_tensor_bucket(exchange, "a", 1000, compression) == (7, [k])
+    assert add_tensor_bucket(exchange, "a", 1000, compression) == 7
     assert exchange.name == "a"
     assert exchange.options["max_ks"] == [k]
     assert exchange.options["collective"] == "allgather"
@@ -48,7 +48,7 @@ def test_a_trainings_bucket_has_memory_for_the_warm_up():
 )
 def test_a_dense_sum_is_asked_for_every_entry_in_its_values(compression, values, sparsity):
     exchange = Asked()
-    assert add_tensor_bucket(exchange, "a", 1000, compression) == (7, [1000])
+    assert add_tensor_bucket(exchange, "a", 1000, compression) == 7
     assert exchange.options["collective"] == "shard_sum"
     assert exchange.options["values"] == values
     assert exchange.options["collective_options"]["sparsity"] == sparsity

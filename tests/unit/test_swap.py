@@ -177,16 +177,17 @@ def test_devices_that_nobody_asks_to_connect_are_not_and_swap_nothing(monkeypatc
     monkeypatch.delenv("HVD_SPARSE_NCCL", raising=False)
 
     def program(exchange, rank):
-        assert exchange.connect_devices("cuda:0") is False
-        for refused in (
-            lambda: exchange.swap_between_devices(1 - rank, 10, 1),
-            lambda: exchange.merge_on_device(10, 1),
-            lambda: exchange.copy_to_device(10, 1),
-        ):
-            with pytest.raises(InvalidArgumentError, match="no network connects the devices"):
-                refused()
-        with pytest.raises(InvalidArgumentError, match=r"device must be cuda:0 .*, got cpu"):
-            exchange.connect_devices("cpu")
+        with exchange.acknowledging() as core:
+            assert core.connect_devices("cuda:0") is False
+            for refused in (
+                lambda: core.swap_between_devices(1 - rank, 10, 1),
+                lambda: core.merge_on_device(10, 1),
+                lambda: core.copy_to_device(10, 1),
+            ):
+                with pytest.raises(InvalidArgumentError, match="no network connects the devices"):
+                    refused()
+            with pytest.raises(InvalidArgumentError, match=r"device must be cuda:0 .*, got cpu"):
+                core.connect_devices("cpu")
         return exchange.swap(1 - rank, 10, 3)
 
     assert [len(seconds) for seconds in on_ranks(2, program)] == [3, 3]

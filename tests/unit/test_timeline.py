@@ -14,11 +14,15 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hvd_sparse import _core
+from hvd_sparse.compression.sparsifiers import TopK
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError
+from hvd_sparse.exchange.array_steps import ArraySteps
 from hvd_sparse.exchange.exchange import Exchange
+from hvd_sparse.places.buffer import Buffer
 from hvd_sparse.timeline import timeline
 from hvd_sparse.timeline.exchange_timeline import ExchangeTimeline
 from hvd_sparse.timeline.timeline import Timeline, from_environment
@@ -90,9 +94,8 @@ from pathlib import Path
 from hvd_sparse.timeline.exchange_timeline import ExchangeTimeline
 from hvd_sparse.timeline.timeline import Timeline
 rows = ExchangeTimeline(Timeline({str(path)!r}, rank=0), "optimizer")
-rows.add_bucket(0, "b", sparsifier="top_k", collective="gtopk")
-rows.wait_begins(0)
-while "WAIT" not in Path({str(path)!r}).read_text():
+rows.synchronize_begins(0)
+while "SYNCHRONIZE" not in Path({str(path)!r}).read_text():
     time.sleep(0.01)
 os.kill(os.getpid(), {int(signal.SIGKILL)})
 """
@@ -100,7 +103,7 @@ os.kill(os.getpid(), {int(signal.SIGKILL)})
     assert done.returncode == -signal.SIGKILL
     events = json.loads(path.read_text())
     check_trace(events, died=True)
-    assert events[-1]["name"] == "WAIT"  # its activity when it died
+    assert events[-1]["name"] == "SYNCHRONIZE"  # its activity when it died
 
 
 # Python 3.12 and newer warn of the fork: pytest-timeout has a thread in this process.
@@ -124,17 +127,32 @@ def traced_ranks(tmp_path, size, steps, buckets=3, collective="gtopk"):
     def one(rank):
         trace = Timeline(str(tmp_path / f"{rank}.json"), rank=rank)
         exchange = Exchange.over_loopback(world, rank, timeline=ExchangeTimeline(trace, "test"))
-        members = [
-            laws.Rank(exchange, rank, [1000 + b], 0.05, "top_k", collective) for b in range(buckets)
-        ]
+        sizes = [1000 + b for b in range(buckets)]
+        steps_of = ArraySteps(
+            exchange,
+            *(
+                exchange.add_bucket(
+                    f"top_k-{collective}",
+                    numels=[numel],
+                    segments=[numel],
+                    max_ks=[50],
+                    sparsifier=TopK(),
+                    collective=collective,
+                )
+                for numel in sizes
+            ),
+        )
+        residual, states = np.zeros(sum(sizes), np.float32), np.zeros((buckets, 4), np.float32)
         kept = []
         for step in range(steps):
             exchange.timeline.step_begins(step)
-            for me in members:
-                me.start(laws.integer_gradient(me.numel, rank=rank, step=step))
+            gradients = [laws.integer_gradient(numel, rank=rank, step=step) for numel in sizes]
+            steps_of.begin(residual=Buffer.of(residual), states=Buffer.of(states))
+            for op, gradient in enumerate(gradients):
+                steps_of.launch(op, [Buffer.of(gradient)])
             exchange.timeline.synchronize_begins(step)
-            stats = [exchange.wait(me.bucket) for me in members]
-            exchange.commit()
+            stats = steps_of.wait()
+            steps_of.commit()
             exchange.timeline.step_ends(FakeCost())
             kept.append(stats)
         exchange.close()
@@ -143,6 +161,15 @@ def traced_ranks(tmp_path, size, steps, buckets=3, collective="gtopk"):
 
     with ThreadPoolExecutor(size) as threads:
         return list(threads.map(one, range(size)))
+
+
+class FakeStats:
+    step = numel = asked = selected = reduced = bytes_sent = bytes_received = 0
+    ready = select_begin = select_end = exchange_begin = settle_begin = exchange_end = 0.0
+    route, rounds = "calls", ()
+
+    def __init__(self, number):
+        self.number = number
 
 
 class FakeCost:
@@ -222,10 +249,10 @@ def test_replaced_buckets_of_the_same_name_keep_their_rows(tmp_path):
         if number % 2 == 0:
             rows.clear_buckets()
         rows.add_bucket(number, "same", sparsifier="top_k", collective="gtopk")
-        rows.wait_begins(number)
+        rows.exchanged([FakeStats(number)])
     trace.close()
     events = json.loads((tmp_path / "trace.json").read_text())
-    pids = [e["pid"] for e in events if e["name"] == "WAIT"]
+    pids = [e["pid"] for e in events if e["name"] == "EXCHANGE"]
     assert pids[0] != pids[1]
     assert pids == 3 * pids[:2]
 

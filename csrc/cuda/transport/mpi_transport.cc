@@ -7,6 +7,7 @@
 #include "csrc/comm/patience.h"
 #include "csrc/cuda/base/check.h"
 #include "csrc/cuda/base/stream.h"
+#include "csrc/cuda/transport/mpi_option.h"
 #include "csrc/cuda/transport/transport_collectives.h"
 
 namespace hvd_sparse::cuda {

@@ -21,7 +21,6 @@
 #include <cstdint>
 #include <string>
 
-#include "csrc/collectives/gpu_transport_option.h"
 #include "csrc/comm/communicator.h"
 #include "csrc/comm/patience.h"
 #include "csrc/cuda/transport/gpu_transport.h"
@@ -49,7 +48,5 @@ class MpiTransport final : public GpuTransport {
 
   bool is_moving_ = false;  // MPI has a message; stays true after a failed one
 };
-
-const GpuTransportOption& MpiOption();
 
 }  // namespace hvd_sparse::cuda

@@ -199,9 +199,9 @@ class RankOnCpu {
     launch.output_scale = plan_.output_scale;
     bucket_.Validate(launch);
     bucket_.Select(launch, comm_.Rank(), CpuKernels());
-    bucket_.Reduce(comm_, CpuKernels());
+    bucket_.step().Reduce(comm_, CpuKernels(), nullptr);
     after.is_refused = !bucket_.verdict().IsFinite() || bucket_.overflows() > 0;
-    after.is_refused ? bucket_.PutBack(CpuKernels()) : bucket_.Commit();
+    after.is_refused ? bucket_.step().PutBack(CpuKernels()) : bucket_.step().Commit();
     after.residual = has_.residual;
     after.velocity = has_.velocity;
     after.states = has_.states;

@@ -30,7 +30,7 @@ TEST_F(DriverMomentumOnDevice, WhatIsMeasuredHasTheBitsOfTheCpu) {
 TEST_F(DriverMomentumOnDevice, AStepIsMeasuredWhereThatWasAskedForAndItCounts) {
   OnMovingRanks(2, kGpu, {"gaussian", "gaussian", 0.5f, 2}, [](MovingRank& rank) {
     for (const int buckets : {2, 2, 2, 2, 4, 4}) {  // steps 0, 4 are measured, 2 is refused
-      rank.Step(rank.driver().steps() == 2 ? Bad::kGradient : Bad::kNothing);
+      rank.Step(rank.driver().engine().steps() == 2 ? Bad::kGradient : Bad::kNothing);
       EXPECT_EQ(rank.measured(), buckets);
     }
   });
@@ -38,9 +38,9 @@ TEST_F(DriverMomentumOnDevice, AStepIsMeasuredWhereThatWasAskedForAndItCounts) {
 
 TEST_F(DriverMomentumOnDevice, RoomIsNeededForWhatIsSentDense) {
   OnMovingRanks(1, kGpu, {"gaussian", "gaussian", 0.5f}, [](MovingRank& rank) {
-    EXPECT_EQ(rank.driver().Room(), kAlways);
+    EXPECT_EQ(rank.driver().engine().Room(), kAlways);
     rank.SendDense();
-    EXPECT_EQ(rank.driver().Room(), kEither + kAlways);
+    EXPECT_EQ(rank.driver().engine().Room(), kEither + kAlways);
   });
 }
 

@@ -82,7 +82,7 @@ class MovingRank {
   /// Lets op 1, which can be exchanged or sent dense, be sent dense from now on.
   void SendDense() {
     exchange_.ClearBuckets();
-    driver_->Replace(Buckets(true));
+    driver_->engine().Replace(Buckets(true));
     either_is_dense_ = true;
   }
 
@@ -127,7 +127,7 @@ class MovingRank {
     begun->Attend();
     std::vector<std::future<void>> done;
     for (const int op : ops) done.push_back(Hand(op, &drawn));
-    if (number() == 0) driver_->Cancel("a test wants it");
+    if (number() == 0) driver_->engine().Cancel("a test wants it");
     for (auto& future : done) EXPECT_THROW(future.get(), Error);
     account.after = kept();
     return account;
@@ -162,7 +162,7 @@ class MovingRank {
     const std::vector<double> two = Random<double>(kTwo);
     std::vector<Float16> either = Random<Float16>(kEither);
     if (is_bad) either[7] = Narrow<Float16>(kInf);
-    const std::vector<float> room(static_cast<std::size_t>(driver_->Room()));
+    const std::vector<float> room(static_cast<std::size_t>(driver_->engine().Room()));
     return {{device, one},
             {device, two},
             {device, either},
@@ -185,7 +185,7 @@ class MovingRank {
     StepMemory memory{{residual_.data(), kUnsent}, states_, kDecay};
     memory.velocity = {velocity_.data(), job_.momentum > 0 ? kMoving : 0};
     memory.momentum = job_.momentum;
-    memory.room = {drawn->room.data(), driver_->Room()};
+    memory.room = {drawn->room.data(), driver_->engine().Room()};
     memory.origin = origin_;
     driver_->Begin(memory);
   }

@@ -140,7 +140,7 @@ TEST_F(StepDriverOnDevice, AStepThatFailsLeavesNothingInABlock) {
     rank.Begin();
     begun.Attend();
     std::future<void> done = rank.Launch(0, &first);
-    if (rank.exchange.Rank() == 0) rank.driver->Cancel("a test wants it");
+    if (rank.exchange.Rank() == 0) rank.driver->engine().Cancel("a test wants it");
     EXPECT_THROW(done.get(), Error);
     const std::vector<float> left = rank.residual.Values();
     const float unsent = std::accumulate(left.begin(), left.end(), 0.0f);

@@ -106,7 +106,7 @@ class RankAlone {
     StepMemory memory{residual_.span(), states_};
     if (rules_.has_velocity) memory.velocity = velocity_.span();
     memory.momentum = 0.5f;
-    memory.room = {room_.data(), driver_->Room()};
+    memory.room = {room_.data(), driver_->engine().Room()};
     memory.origin = origin_;
     driver_->Begin(memory);
   }
@@ -208,14 +208,14 @@ TEST(StepDriverMarks, ATimedStepMarksOpsAndItsEndAndOthersMarkNothing) {
   const Log log;
   EXPECT_EQ(rank.SendDense(&gradients).reading, nullptr);
   EXPECT_EQ(Log::Without('k'), "");
-  rank.driver().TimeSteps(true);
+  rank.driver().engine().TimeSteps(true);
   EXPECT_EQ(Log::Without('k'), "M");  // where the first one begins
   EXPECT_NE(rank.SendDense(&gradients).reading, nullptr);
   EXPECT_EQ(Log::Without('k'), "MMMM");
-  rank.driver().TimeSteps(true);  // the end of one step is the beginning of the next
+  rank.driver().engine().TimeSteps(true);  // the end of one step is the beginning of the next
   EXPECT_NE(rank.SendDense(&gradients).reading, nullptr);
   EXPECT_EQ(Log::Without('k'), "MMMMMMM");
-  rank.driver().TimeSteps(false);
+  rank.driver().engine().TimeSteps(false);
   EXPECT_EQ(rank.SendDense(&gradients).reading, nullptr);
   EXPECT_EQ(Log::Without('k'), "MMMMMMM");
 }
@@ -224,9 +224,9 @@ TEST(StepDriverMarks, ResidualsJoinAndGoInTheOrderOfTheStepsStream) {
   RankAlone rank(2, true);
   auto gradients = Gradients(2);
   rank.SendDense(&gradients);
-  rank.driver().ContinueAfter(1);  // with another residual
+  rank.driver().engine().ContinueAfter(1);  // with another residual
   const Log log;
-  rank.driver().TimeSteps(true);
+  rank.driver().engine().TimeSteps(true);
   rank.SendDense(&gradients);
   EXPECT_EQ(Log::All(), "MMkMkkkM");  // ops are ready, then joined; the end follows all
   rank.SendDense(&gradients);
@@ -280,7 +280,7 @@ TEST(StepDriverMarks, NobodyWaitsForTheDeviceBeforeAStepIsRead) {
   RankAlone rank(2, true, rules);
   auto gradients = Gradients(2);
   std::shared_ptr<StepReading> reading;
-  rank.driver().TimeSteps(true);
+  rank.driver().engine().TimeSteps(true);
   {
     const BusyDevice busy;  // a wait for it would never end
     const int waits = emulated_calls.waits;

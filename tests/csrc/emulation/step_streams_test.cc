@@ -205,8 +205,8 @@ TEST_F(StepStreams, ABucketBeginsBehindTheCallersStreamWhichGoesOnBehindItsEnd) 
   order_.Begin("select");
   bucket.Select(launch, 0, kernels, Route::kStep, ready.get());
   order_.Begin("exchange");
-  EXPECT_FALSE(bucket.Reduce(alone, kernels));
-  kernels.MakeStreamFollow(caller, bucket.Written(kernels).get());
+  EXPECT_FALSE(bucket.step().Reduce(alone, kernels, nullptr));
+  kernels.MakeStreamFollow(caller, bucket.step().Written(kernels).get());
   order_.Begin("update");
   emulation::Given(kCaller);
   EXPECT_TRUE(order_.Follows("select", "gradient"));

@@ -105,18 +105,18 @@ class RankOfBucket {
     bucket_.Select(std::move(launch), setup_.rank, kernels);
     bool arrived = false;
     try {
-      bucket_.Reduce(*comm, kernels);
+      bucket_.step().Reduce(*comm, kernels, nullptr);
       arrived = true;
     } catch (const Error& error) {
       CheckError(error);
     }
     if (arrived && bucket_.verdict().IsFinite() && bucket_.overflows() == 0) {
-      bucket_.Commit();
+      bucket_.step().Commit();
       const auto finite = [](float value) { return std::isfinite(value); };
       Demand(std::all_of(residual_.begin(), residual_.end(), finite), "residuals stay finite");
       return true;
     }
-    bucket_.PutBack(kernels);
+    bucket_.step().PutBack(kernels);
     Demand(SameBits(accumulated), "a step that is undone leaves the residual bit for bit");
     return arrived;
   }
