@@ -20,7 +20,7 @@ FORMATS = {
     "int8": ("int8", 1.0),
     "int4": ("int4", 1.0),
     "ternary": ("ternary", 1.0),
-    "ternary, sparsity 1.75": ("ternary", 1.75),
+    "ternary, scale 1.75": ("ternary", 1.75),
 }
 FEEDBACK, FILL = "residual.add_(gradient)", "out.fill_(1)"
 
@@ -33,8 +33,8 @@ class DenseCodes:
         bytes: Bytes of the last step's code.
     """
 
-    def __init__(self, values: str, sparsity: float, numel: int) -> None:
-        self._coder = _core_testing.DenseCoder(values, sparsity=sparsity, numel=numel, chunk=CHUNK)
+    def __init__(self, values: str, scale: float, numel: int) -> None:
+        self._coder = _core_testing.DenseCoder(values, scale=scale, numel=numel, chunk=CHUNK)
         self._residual, self._plain, self._out = (torch.zeros(numel) for _ in range(3))
         self.verified = True
         self.bytes = 0
@@ -66,8 +66,8 @@ def measure_dense_codes(numel: int, *, steps: int) -> tuple[list[Row], bool]:
     """
     gradients = [torch.distributions.Laplace(0.0, 1.0).sample((numel,)) for _ in range(2)]
     rows, verified = [], True
-    for name, (values, sparsity) in FORMATS.items():
-        codes = DenseCodes(values, sparsity, numel)
+    for name, (values, scale) in FORMATS.items():
+        codes = DenseCodes(values, scale, numel)
         every = [codes.step(gradients[step % 2]) for step in range(UNTIMED + steps)]
         timings = {call: Timing.of([one[call] for one in every[UNTIMED:]]) for call in every[0]}
         verified &= codes.verified

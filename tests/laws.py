@@ -86,7 +86,7 @@ class Rank:
     packed: bool = False
     values: str = "float32"
     slack: float = 1.0
-    sparsity: float = 1.0
+    scale: float = 1.0
     momentum: float = 0.0
     device: str = CPU
     dtype: str | None = None  # type of gradients in memory; None: that of the given array
@@ -107,7 +107,7 @@ class Rank:
             max_ks=self.ks,
             sparsifier=EVERY_SPARSIFIER[self.sparsifier],
             collective=self.collective,
-            collective_options={"slack": self.slack, "sparsity": self.sparsity},
+            collective_options={"slack": self.slack, "scale": self.scale},
             indices="packed" if self.packed else "plain",
             values=self.values,
             device=self.device,

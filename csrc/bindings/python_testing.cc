@@ -80,8 +80,8 @@ class Selector {
 /// Codes an array chunk by chunk, as messages of dense values do.
 class DenseCoder {
  public:
-  DenseCoder(const std::string& values, float sparsity, std::int64_t numel, std::int64_t chunk)
-      : format_{DenseValuesFrom(values), sparsity}, numel_(numel), chunk_(chunk) {
+  DenseCoder(const std::string& values, float scale, std::int64_t numel, std::int64_t chunk)
+      : format_{DenseValuesFrom(values), scale}, numel_(numel), chunk_(chunk) {
     Require(chunk >= 1, "chunk must be at least 1, got ", chunk);
     const std::int64_t chunks = (numel + chunk - 1) / chunk;
     code_.resize(static_cast<std::size_t>(chunks * MostCodeBytes(format_.values, chunk)));
@@ -136,7 +136,7 @@ class DenseCoder {
 void BindDenseCoder(py::module_& m) {
   py::class_<DenseCoder>(m, "DenseCoder", "Codes an array chunk by chunk, on the CPU.")
       .def(py::init<const std::string&, float, std::int64_t, std::int64_t>(), py::arg("values"),
-           py::kw_only(), py::arg("sparsity") = 1.0f, py::arg("numel"), py::arg("chunk"))
+           py::kw_only(), py::arg("scale") = 1.0f, py::arg("numel"), py::arg("chunk"))
       .def("take", &DenseCoder::Take, py::arg("gradient"), py::arg("residual"),
            "residual += gradient, which is coded; the residual keeps the errors. Returns the bytes "
            "of the code.")

@@ -17,7 +17,7 @@ struct Option {
 
 constexpr Option kOptions[] = {
     {"slack", &CollectiveOptions::slack, 1, HUGE_VAL},
-    {"sparsity", &CollectiveOptions::sparsity, 1, 2},
+    {"scale", &CollectiveOptions::scale, 1, 2},
 };
 
 }  // namespace

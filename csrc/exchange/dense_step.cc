@@ -20,7 +20,7 @@ std::vector<std::int64_t> CutsOf(const BucketSpec& spec, Range range) {
 }
 
 DenseFormat FormatOf(const BucketSpec& spec) {
-  return {spec.wire.values, static_cast<float>(spec.collective_options.sparsity)};
+  return {spec.wire.values, static_cast<float>(spec.collective_options.scale)};
 }
 
 }  // namespace

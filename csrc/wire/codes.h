@@ -168,10 +168,10 @@ constexpr std::int64_t kTernaryHeader = 8;
 
 constexpr std::uint8_t kZeroByte = 121;  ///< five digits of zero
 
-/// Returns M for values of which the largest magnitude is given. The larger the sparsity, in [1,
+/// Returns M for values of which the largest magnitude is given. The larger the factor, in [1,
 /// 2), the fewer values are sent.
-HVD_SPARSE_INLINE float TernaryScale(float sparsity, float largest) {
-  return Smaller(sparsity * largest, FLT_MAX);
+HVD_SPARSE_INLINE float TernaryScale(float factor, float largest) {
+  return Smaller(factor * largest, FLT_MAX);
 }
 
 /// Returns the least magnitude that is sent. Zeros are not, though half of the smallest number is

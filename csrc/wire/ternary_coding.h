@@ -7,9 +7,9 @@
 /// with digits of 0, 1 and 2 for -M, 0 and M. In the sequence of
 /// all bytes, a run of 2 to 14 bytes of 121, which are zeros, becomes one byte 243 + (length - 2).
 ///
-/// With M = sparsity * (largest magnitude), a value u becomes M with its sign if |u| >= M / 2, else
+/// With M = scale * (largest magnitude), a value u becomes M with its sign if |u| >= M / 2, else
 /// zero. Its error u - M is exact in float32 by Sterbenz' lemma: M / 2 <= |u| <= M, since the
-/// sparsity is at least 1. M is at most the largest float32, which the lemma allows, too; and
+/// scale is at least 1. M is at most the largest float32, which the lemma allows, too; and
 /// if M / 2 is rounded, M is so small that all numbers are multiples of the smallest one.
 ///
 /// Lim, Andersen, Kaminsky, "3LC: Lightweight and effective traffic compression for distributed

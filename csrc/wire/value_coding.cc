@@ -118,7 +118,7 @@ std::int64_t MostCodeBytes(Values values, std::int64_t count) {
 std::int64_t TakeCoded(DenseFormat format, Span<float> values, std::uint8_t* code,
                        std::int64_t* not_carried) {
   if (format.values == Values::kTernary) {
-    return TakeTernary(TernaryScale(format.sparsity, LargestOf(values)), values, code);
+    return TakeTernary(TernaryScale(format.scale, LargestOf(values)), values, code);
   }
   // What is not carried is its own error.
   if (!Take(format.values, values, code)) *not_carried += CountNotCarried(format.values, values);
@@ -143,7 +143,7 @@ std::int64_t AccumulateAndTakeCoded(DenseFormat format, const Feedback& feedback
     }
   }
   if (type != Values::kTernary) return ValueBytes(type, residual.size);
-  return TakeTernary(TernaryScale(format.sparsity, largest), residual, code);
+  return TakeTernary(TernaryScale(format.scale, largest), residual, code);
 }
 
 std::int64_t DecodeInto(Values values, Span<const std::uint8_t> code, Span<float> out) {

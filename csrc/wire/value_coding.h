@@ -51,7 +51,7 @@ bool DecodeValues(Values type, const std::uint8_t* code, std::int64_t count, flo
 /// The format of dense messages, on which the ranks agree.
 struct DenseFormat {
   Values values = Values::kFloat32;
-  float sparsity = 1;  ///< in [1, 2), read for ternary values only: see TakeTernary
+  float scale = 1;  ///< in [1, 2), read for ternary values only: see TakeTernary
 };
 
 /// Returns the most bytes that TakeCoded writes for `count` values; it writes exactly these unless

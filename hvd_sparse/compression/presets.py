@@ -115,7 +115,7 @@ class Compression(Part):
     def collective_options(self) -> dict[str, float]:
         """Options of collectives, by name, as the core and the cost models take them."""
         slack = self.collective.slack if isinstance(self.collective, GTopKMerge) else 1.0
-        return {"slack": slack, "sparsity": 1.0}
+        return {"slack": slack, "scale": 1.0}
 
     @property
     def is_local(self) -> bool:
@@ -442,7 +442,7 @@ class ThreeLC(Compression):
     @property
     def collective_options(self) -> dict[str, float]:
         """Options of collectives, by name, as the core and the cost models take them."""
-        return {"slack": 1.0, "sparsity": self.scale}
+        return {"slack": 1.0, "scale": self.scale}
 
 
 def is_sparse_compression(value: object) -> bool:

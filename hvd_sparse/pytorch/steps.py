@@ -290,7 +290,9 @@ class Steps:
     @property
     def _summed(self) -> Callable[[str, bool], None] | None:
         """Takes the host's sums: their gradient's name, and whether they are finite."""
-        return self._engine.summed if self._core_takes_part else None
+        if not self._core_takes_part:
+            return None
+        return lambda gradient, finite: self._engine.summed(gradient, finite=finite)
 
     def commit(self) -> None:
         """Commits the step, all of whose gradients were waited for.

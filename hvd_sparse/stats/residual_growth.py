@@ -77,7 +77,7 @@ def _slowest(choices: Sequence[BucketChoice]) -> tuple[float, str, str] | None:
     """
     sums = [choice for choice in choices if choice.collective == SHARD_SUM]
     if any(choice.values == "ternary" for choice in sums):
-        return TERNARY_WAIT, "ternary values deliver", "a smaller sparsity, or wider values"
+        return TERNARY_WAIT, "ternary values deliver", "a smaller scale, or wider values"
     sparse = [choice for choice in choices if not choice.dense and choice not in sums]
     if not sparse:
         return None

@@ -18,7 +18,7 @@ void ForAll(Check check) {
   for (const std::int64_t length : Lengths()) {
     for (const std::vector<float>& values : ValuesOfLength(length)) {
       for (const DenseFormat format : kFormats) {
-        SCOPED_TRACE(testing::Message() << NameOf(format.values) << " " << format.sparsity << ", "
+        SCOPED_TRACE(testing::Message() << NameOf(format.values) << " " << format.scale << ", "
                                         << length << " values");
         check(format, values);
         if (testing::Test::HasFailure()) return;
@@ -56,7 +56,7 @@ TEST(DenseCoding, AddingIsDecodingAndOneAddition) {
 
 TEST(DenseCoding, DecodedValuesHaveTheSameCodeAndNoErrors) {
   ForAll([](DenseFormat format, std::vector<float> values) {
-    if (format.sparsity != 1) return;
+    if (format.scale != 1) return;
     const auto length = static_cast<std::int64_t>(values.size());
     const Bytes code = Taken(format, &values);
     std::vector<float> again = Decoded(format.values, code, length);

@@ -27,13 +27,13 @@ TEST(TernaryCoding, ValuesOfAtLeastHalfOfTheLargestAreSent) {
 }
 
 TEST(TernaryCoding, ExtremesOfTernaryValuesAreExact) {
-  for (const float sparsity : {1.0f, 1.25f, 1.9f, 0x1.fffffep0f}) {
+  for (const float factor : {1.0f, 1.25f, 1.9f, 0x1.fffffep0f}) {
     for (const float largest : {kMax, 3e38f, 2e38f, 0x1p-126f, 0x1.000002p-126f, 7 * kTiny,
                                 3 * kTiny, 2 * kTiny, kTiny, 1.0f}) {
       std::vector<float> values = {largest, -largest, largest / 2, -largest / 2, largest * 0.75f,
                                    0.0f,    -0.0f,    kTiny,       -kTiny};
       std::vector<float> errors = values;
-      const Bytes code = Taken({Values::kTernary, sparsity}, &errors);
+      const Bytes code = Taken({Values::kTernary, factor}, &errors);
       const std::vector<float> decoded = Decoded(Values::kTernary, code, 9);
       EXPECT_GE(decoded[0], largest);
       EXPECT_EQ(decoded[5], 0);

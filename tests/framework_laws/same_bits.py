@@ -100,7 +100,7 @@ def expected_bits(case, size, *, shapes, dtype, op):
             sparsifier=case.sparsifier,
             collective=case.collective,
             values="float32" if case.compression.values == AUTO else case.compression.values,
-            sparsity=case.compression.collective_options["sparsity"],
+            scale=case.compression.collective_options["scale"],
             momentum=case.compression.feedback.own_momentum,
             dtype=dtype,
             numels=numels,

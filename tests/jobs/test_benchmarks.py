@@ -101,7 +101,7 @@ def test_traffic(tmp_path):
     facts = {row["name"]: row["facts"] for row in result["rows"]}
     bits = {name: one["bits"] for name, one in facts.items()}
     assert bits["digits: float32"] == 32
-    assert bits["digits: ternary, sparsity 1"] < 1.6 < bits["digits: int4"] < 4.5
+    assert bits["digits: ternary, scale 1"] < 1.6 < bits["digits: int4"] < 4.5
     assert bits["digits: SBC .01"] < 0.1
     assert facts["digits: SBC .01"]["per sent"] < 10 < facts["digits: TopK .01, packed"]["per sent"]
 

@@ -14,7 +14,7 @@ from hvd_sparse.ranks import connection, transport
 class World:
     """Two ranks as seen by one of them; the other one sends `theirs`."""
 
-    size, node, mpi_problem = 2, "node", ""
+    size, node, mpi_problem, timeout = 2, "node", "", None
 
     def __init__(self, rank, theirs=None):
         self.rank, self.told, self._theirs = rank, None, theirs

@@ -89,7 +89,7 @@ def test_a_waiting_time_that_is_not_known_is_left_out():
 
 
 def test_a_run_that_sends_all_entries_says_what_they_take_otherwise():
-    everything = replace(STEP, buckets=(replace(BUCKET, selected=1000),) * 2)
+    everything = replace(STEP, buckets=(SimpleNamespace(**vars(BUCKET) | {"selected": 1000}),) * 2)
     stats = Stats(last=everything, total=TotalStats().plus(everything))
     line = summary_of(stats, dense_bytes=8000, size=4)
     assert line == (

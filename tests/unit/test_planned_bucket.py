@@ -43,12 +43,12 @@ def test_a_trainings_bucket_has_memory_for_the_warm_up():
 
 
 @pytest.mark.parametrize(
-    ("compression", "values", "sparsity"),
+    ("compression", "values", "scale"),
     [(Dense(values="bfloat16"), "bfloat16", 1.0), (ThreeLC(scale=1.5), "ternary", 1.5)],
 )
-def test_a_dense_sum_is_asked_for_every_entry_in_its_values(compression, values, sparsity):
+def test_a_dense_sum_is_asked_for_every_entry_in_its_values(compression, values, scale):
     exchange = Asked()
     assert add_tensor_bucket(exchange, "a", 1000, compression) == 7
     assert exchange.options["collective"] == "shard_sum"
     assert exchange.options["values"] == values
-    assert exchange.options["collective_options"]["sparsity"] == sparsity
+    assert exchange.options["collective_options"]["scale"] == scale

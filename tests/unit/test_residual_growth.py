@@ -79,4 +79,4 @@ def test_ternary_values_are_granted_a_longer_wait(caplog):
     (found,) = warnings_of(ResidualGrowth(0), [ternary, *SPARSE], caplog)
     first = next(steps for steps in STEPS if steps >= WAITS * TERNARY_WAIT)
     assert f"after {first} steps" in found
-    assert found.endswith("use a smaller sparsity, or wider values")
+    assert found.endswith("use a smaller scale, or wider values")

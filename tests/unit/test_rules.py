@@ -22,7 +22,7 @@ from tests.profiles import deep_profile, gigabits
         (LAGS(adaptive=Adaptive(rule="paper")), {"rule": "paper"}),
         (
             LAGS(collective=GTopKMerge(slack=2.0)),
-            {"collectives": ("gtopk",), "collective_options": {"slack": 2.0, "sparsity": 1.0}},
+            {"collectives": ("gtopk",), "collective_options": {"slack": 2.0, "scale": 1.0}},
         ),
         (LAGS(wire=Wire(indices="packed")), {"wires": ("packed",)}),
         (LAGS(wire=Wire(indices="plain")), {"wires": ("plain",)}),
@@ -36,7 +36,7 @@ def test_every_option_that_a_plan_depends_on_is_a_rule(compression, changes):
         "density": 0.01,
         "collectives": ("allgather", "recursive_doubling"),
         "wires": ("plain", "packed"),
-        "collective_options": {"slack": 1.0, "sparsity": 1.0},
+        "collective_options": {"slack": 1.0, "scale": 1.0},
         "values": ("float32", "bfloat16"),
         "dense_values": ("float32", "bfloat16", "int8"),
         "dense_sums": ("dense", "shard_sum"),

@@ -45,6 +45,8 @@ def settings_of(named, compression):
         backward_passes_per_step=1,
         reduction=Reduction(averages=True, gradient_predivide_factor=1.0),
         sparse_as_dense=False,
+        grad_scaler=None,
+        waits_in_forward=False,
         named=named,
     )
 

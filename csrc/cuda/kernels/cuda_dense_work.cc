@@ -197,7 +197,7 @@ class CudaDenseWork final : public DenseWork {
       piece->code_bytes = ValueBytes(format.values, count);
       return;
     }
-    const float scale = TernaryScale(format.sparsity, BitsFloat(largest));
+    const float scale = TernaryScale(format.scale, BitsFloat(largest));
     piece->code_bytes = ShortenTernary(scale, count, piece->code);
   }
 

@@ -94,10 +94,10 @@ __global__ void __launch_bounds__(kThreads) TakeKernel(TakeArgs args, unsigned t
 }
 
 __global__ void __launch_bounds__(kThreads)
-    TernaryKernel(TakeArgs args, float sparsity, unsigned tiles) {
+    TernaryKernel(TakeArgs args, float factor, unsigned tiles) {
   const TileOfPiece tile = OwnTile(args, tiles);
   if (tile.piece.code_at < 0) return;
-  const float scale = TernaryScale(sparsity, BitsFloat(args.largest[tile.number]));
+  const float scale = TernaryScale(factor, BitsFloat(args.largest[tile.number]));
   std::uint8_t* const code = args.codes + tile.piece.code_at + kTernaryHeader;
   TakeTile(tile, AsItIs(), TernaryDigits(scale, code), args.before, args.largest_carried);
 }
@@ -133,7 +133,7 @@ void LaunchTake(DenseFormat format, const TakeArgs& args, cudaStream_t stream) {
     case Values::kTernary:
       TakeBy<LargestOfAll>(args, blocks, tiles, stream);
       CheckLaunch("find the largest entries of a dense sum");
-      TernaryKernel<<<blocks, kThreads, 0, stream>>>(args, format.sparsity, tiles);
+      TernaryKernel<<<blocks, kThreads, 0, stream>>>(args, format.scale, tiles);
       break;
     case Values::kBinary:
       RefuseType(format.values);
