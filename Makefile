@@ -193,7 +193,7 @@ CUDA_FOLDER := build/cuda
 CUDA_PROGRAMS := cuda_tests without_nccl_tests
 CUDA_TARGETS := cudaprograms cudatest cudasan gputest
 $(CUDA_TARGETS): export HVD_SPARSE_NCCL_LIBRARY ?= \
-  $(shell $(PY) -c "import runpy; print(*runpy.run_path('hvd_sparse/nccl.py')['package_libraries']()[:1])")
+  $(shell $(PY) -c "import runpy; print(*runpy.run_path('hvd_sparse/ranks/nccl.py')['package_libraries']()[:1])")
 $(CUDA_TARGETS): export NCCL_MULTI_RANK_GPU_ENABLE ?= 1
 .PHONY: cuda $(CUDA_TARGETS)
 cuda: $(ENV_STAMP) ## compiles csrc/cuda/ for all GPUs that nvcc knows

@@ -24,7 +24,7 @@ from hvd_sparse.compression import LAGS
 from hvd_sparse.compression.collectives import SHARD_SUM
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.planning.planner import rules_of
-from hvd_sparse.quantities import shown_rate, shown_seconds
+from hvd_sparse.planning.quantities import shown_rate, shown_seconds
 
 if TYPE_CHECKING:
     from hvd_sparse.bench.ranks import JobRanks

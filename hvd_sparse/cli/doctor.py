@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hvd_sparse.doctor import Interface, Problem, diagnose, gpu_route, interfaces
-from hvd_sparse.installation import Facts, examine, transports
+from hvd_sparse.cli.diagnosis import Interface, Problem, diagnose, gpu_route, interfaces
+from hvd_sparse.cli.installation import Facts, examine, transports
 
 console = Console()
 

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hvd_sparse import quantities
 from hvd_sparse.cli.console import wide_console
 from hvd_sparse.cli.files import check_picture
 from hvd_sparse.cli.numbers import integer, number
@@ -21,7 +20,7 @@ from hvd_sparse.cli.plot import plot_plan
 from hvd_sparse.compression import LAGS, Adaptive
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.places.place import OnCpu, OnDevice
-from hvd_sparse.planning import in_16_bits, planner
+from hvd_sparse.planning import in_16_bits, planner, quantities
 from hvd_sparse.planning.cluster import Cluster
 from hvd_sparse.planning.explanation import explain
 from hvd_sparse.planning.network import Link, Network

@@ -10,10 +10,10 @@ from hvd_sparse.compression.collectives import SHARD_SUM
 from hvd_sparse.compression.sparsifiers import Sparsifier
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.exchange.core_handle import CoreHandle, note_loss
+from hvd_sparse.exchange.threads import kernel_threads
 from hvd_sparse.ranks import connection
 from hvd_sparse.ranks.transport import LOOPBACK
 from hvd_sparse.ranks.world import World
-from hvd_sparse.threads import kernel_threads
 from hvd_sparse.timeline import timeline
 from hvd_sparse.timeline.exchange_timeline import ExchangeTimeline
 

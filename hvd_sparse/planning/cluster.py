@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from hvd_sparse import records
+from hvd_sparse.planning import records
 from hvd_sparse.planning.network import Network
 from hvd_sparse.planning.profile import Machine, Profile
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from hvd_sparse import records
 from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.planning import records
 
 
 @dataclass(frozen=True, kw_only=True)

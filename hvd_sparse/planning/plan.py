@@ -12,13 +12,14 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import ClassVar
 
-from hvd_sparse import _core, records
+from hvd_sparse import _core
 from hvd_sparse.compression import Compression
 from hvd_sparse.compression.buckets import Bucket, Layer, assign_buckets
 from hvd_sparse.compression.checks import checked_density
 from hvd_sparse.compression.collectives import SHARD_SUM
 from hvd_sparse.compression.parts import AUTO, Warmup
 from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.planning import records
 from hvd_sparse.planning.account import BYTES_OF_VALUES, WIRES
 from hvd_sparse.planning.models import MODELS
 from hvd_sparse.planning.pipeline import Stage

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar
 
-from hvd_sparse import records
 from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.planning import records
 from hvd_sparse.planning.network import GpuLinks, Link, Network
 
 __all__ = ["GpuLinks", "LayerProfile", "Link", "Machine", "Network", "Profile"]

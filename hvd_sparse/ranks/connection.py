@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hvd_sparse import _core, nccl
+from hvd_sparse import _core
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
-from hvd_sparse.ranks import checks, transport
+from hvd_sparse.ranks import checks, nccl, transport
 from hvd_sparse.ranks.world import World
 from hvd_sparse.waiting import limits_of_waits
 

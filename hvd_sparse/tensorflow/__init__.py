@@ -14,8 +14,8 @@ horovod.tensorflow.
 
 import horovod.tensorflow as _horovod
 
-from hvd_sparse import reexport as _reexport
 from hvd_sparse.compression import LAGS, SBC, Dense, GaussianK, GTopK, ThreeLC, TopK
+from hvd_sparse.ranks import horovod_names as _reexport
 from hvd_sparse.tensorflow import patches as _patches
 from hvd_sparse.tensorflow.functions import sparse_allreduce
 from hvd_sparse.tensorflow.preparing import prepare

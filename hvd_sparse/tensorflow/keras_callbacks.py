@@ -7,7 +7,7 @@ from typing import Any
 
 import horovod.tensorflow
 
-from hvd_sparse.patching import replace
+from hvd_sparse.ranks.horovod_names import replace
 from hvd_sparse.tensorflow import compat
 from hvd_sparse.tensorflow.local_variables import is_among
 

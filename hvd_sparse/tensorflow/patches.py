@@ -37,8 +37,8 @@ import tensorflow as tf
 
 from hvd_sparse.compression import as_compression, is_sparse_compression
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
-from hvd_sparse.patching import replace
 from hvd_sparse.ranks import lifecycle
+from hvd_sparse.ranks.horovod_names import replace
 from hvd_sparse.ranks.world import in_elastic_job
 from hvd_sparse.tensorflow import compat, elastic_state, keras_callbacks
 from hvd_sparse.tensorflow.keras_optimizer import distribute_keras_2, distribute_keras_3

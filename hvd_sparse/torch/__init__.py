@@ -14,8 +14,8 @@ Importing this module teaches `horovod.torch.DistributedOptimizer` sparse compre
 
 import horovod.torch as _horovod
 
-from hvd_sparse import reexport as _reexport
 from hvd_sparse.compression import LAGS, SBC, Dense, GaussianK, GTopK, ThreeLC, TopK
+from hvd_sparse.ranks import horovod_names as _reexport
 from hvd_sparse.torch import patches as _patches
 from hvd_sparse.torch.functions import sparse_allreduce
 from hvd_sparse.torch.user_exchange import Exchange

@@ -25,12 +25,12 @@ import torch
 
 from hvd_sparse.compression import as_compression, is_sparse_compression
 from hvd_sparse.errors import InvalidArgumentError
-from hvd_sparse.patching import replace
 from hvd_sparse.pytorch import state
 from hvd_sparse.pytorch.attachment import attachment_of
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange
 from hvd_sparse.pytorch.optimizer import distribute, live_exchanges
 from hvd_sparse.ranks import lifecycle
+from hvd_sparse.ranks.horovod_names import replace
 from hvd_sparse.torch.elastic_state import (
     check_host_updates,
     restore_optimizer,

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from hvd_sparse import records
 from hvd_sparse.compression.buckets import Layer
 from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.planning import records
 from hvd_sparse.planning.network import Network
 from hvd_sparse.planning.plan import Plan
 from hvd_sparse.planning.profile import Machine, Profile

@@ -23,12 +23,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from hvd_sparse import log, records
+from hvd_sparse import log
 from hvd_sparse.compression import Adaptive, Compression
 from hvd_sparse.compression.buckets import Layer
 from hvd_sparse.places.place import OnCpu, Place
 from hvd_sparse.places.step_clock import Reading
-from hvd_sparse.planning import in_16_bits
+from hvd_sparse.planning import in_16_bits, records
 from hvd_sparse.planning.calibrate import calibrated, delayed
 from hvd_sparse.planning.network import Network
 from hvd_sparse.planning.plan import DENSE, BucketPlan, Plan

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hvd_sparse.planning import in_16_bits
 from hvd_sparse.planning.planner import Rules
-from hvd_sparse.quantities import shown_seconds
+from hvd_sparse.planning.quantities import shown_seconds
 
 if TYPE_CHECKING:
     from hvd_sparse.tuning.tuner import Tuning

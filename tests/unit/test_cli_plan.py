@@ -11,8 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 import hvd_sparse
-from hvd_sparse import cli, quantities
+from hvd_sparse import cli
 from hvd_sparse.compression import LAGS
+from hvd_sparse.planning import quantities
 from hvd_sparse.planning.cluster import Cluster
 from hvd_sparse.planning.plan import Plan
 from hvd_sparse.planning.planner import make_plan, rules_of

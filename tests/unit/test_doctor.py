@@ -14,11 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 import hvd_sparse
-from hvd_sparse import _core, cli, installation
+from hvd_sparse import _core, cli
 from hvd_sparse.cli import doctor as command_line
-from hvd_sparse.doctor import diagnose, interfaces
-from hvd_sparse.errors import UnavailableError
-from hvd_sparse.installation import (
+from hvd_sparse.cli import installation
+from hvd_sparse.cli.diagnosis import diagnose, interfaces
+from hvd_sparse.cli.installation import (
     ASK_MEANS,
     ask,
     examine_core,
@@ -27,7 +27,8 @@ from hvd_sparse.installation import (
     transports,
     version_of,
 )
-from hvd_sparse.nccl import package_libraries
+from hvd_sparse.errors import UnavailableError
+from hvd_sparse.ranks.nccl import package_libraries
 
 HEALTHY = {
     "hvd_sparse": {

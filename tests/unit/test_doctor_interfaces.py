@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_sparse.doctor import diagnose, interfaces
-from hvd_sparse.installation import examine_core, examine_distributed, transports, version_of
+from hvd_sparse.cli.diagnosis import diagnose, interfaces
+from hvd_sparse.cli.installation import examine_core, examine_distributed, transports, version_of
 from tests.unit.test_doctor import BUILT, HEALTHY, altered, doctor
 
 __all__ = ["doctor"]  # a fixture

@@ -46,8 +46,8 @@ def imported_folders(source):
 @pytest.mark.parametrize(
     ("source", "folders"),
     [
-        ("from hvd_sparse import _core, records", {""}),
-        ("from hvd_sparse import planning, records", {"", "planning"}),
+        ("from hvd_sparse import _core, errors", {""}),
+        ("from hvd_sparse import planning, errors", {"", "planning"}),
         ("from hvd_sparse.planning import plan", {"planning"}),
         ("def later():\n    import hvd_sparse.planning.plan", {"planning"}),
         ("import hvd_sparse, numpy", {""}),

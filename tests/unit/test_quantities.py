@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_sparse import quantities
 from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.planning import quantities
 
 
 @pytest.mark.parametrize(

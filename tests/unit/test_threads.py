@@ -7,7 +7,7 @@ import pytest
 
 from hvd_sparse import _core, _core_testing
 from hvd_sparse.errors import InvalidArgumentError, UnavailableError
-from hvd_sparse.threads import kernel_threads
+from hvd_sparse.exchange.threads import kernel_threads
 from tests.laws import EVERY_SPARSIFIER, buffer_of
 
 

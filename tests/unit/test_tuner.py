@@ -17,7 +17,7 @@ from hvd_sparse.planning.network import Link, Network
 from hvd_sparse.planning.pipeline import simulate_dense
 from hvd_sparse.planning.plan import BucketPlan, Plan
 from hvd_sparse.planning.profile import Machine
-from hvd_sparse.quantities import shown_seconds
+from hvd_sparse.planning.quantities import shown_seconds
 from hvd_sparse.tuning import tuner as tuning
 from hvd_sparse.tuning.step_rows import profile_of
 from hvd_sparse.tuning.tuner import Stage, Tuner, Verdict

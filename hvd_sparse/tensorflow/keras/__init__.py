@@ -8,7 +8,7 @@ with Keras 3, where Horovod's own exchanges nothing.
 
 import horovod.tensorflow.keras as _horovod
 
-from hvd_sparse import reexport as _reexport
+from hvd_sparse.ranks import horovod_names as _reexport
 from hvd_sparse.tensorflow import (
     LAGS,
     SBC,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
-from hvd_sparse.installation import Facts
+from hvd_sparse.cli.installation import Facts
 
 MINIMUM_TORCH = Version("2.3")
 MINIMUM_HOROVOD = Version("0.28")

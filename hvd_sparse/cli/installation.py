@@ -63,7 +63,8 @@ except UnavailableError as error:
 """
 ASK_NCCL = """
 import json
-from hvd_sparse import _core, nccl
+from hvd_sparse import _core
+from hvd_sparse.ranks import nccl
 from hvd_sparse.errors import UnavailableError
 _core.look_for_nccl_at(nccl.package_libraries())
 try:
@@ -75,7 +76,8 @@ except UnavailableError as error:
 # Its argument: why messages cannot lie in a GPU's memory; empty if they can.
 ASK_MEANS = """
 import json, sys
-from hvd_sparse import _core, nccl
+from hvd_sparse import _core
+from hvd_sparse.ranks import nccl
 _core.look_for_nccl_at(nccl.package_libraries())
 facts = _core.ask_gpu_transports(sys.argv[1], device="cuda:0")
 names = ("name", "variable", "problem", "refusal")
@@ -107,7 +109,7 @@ def examine() -> Facts:
 
 def examine_core() -> Facts:
     """Describes the compiled core, and how it was built."""
-    path = Path(__file__).with_name("_build_info.json")
+    path = Path(__file__).parents[1] / "_build_info.json"
     facts: Facts = {
         "folder": str(path.parent),
         "build": json.loads(path.read_text()) if path.exists() else None,
