@@ -42,7 +42,7 @@ def plan(
         Path,
         typer.Option(
             "--profile",
-            help="The model: what tuning(optimizer).profile.save(FILE) wrote after a training's "
+            help="The model: what exchange.tuning.profile.save(FILE) wrote after a training's "
             "first 30 steps.",
             show_default=False,
         ),

@@ -226,7 +226,7 @@ class Interval:
             return
         if not count + left_out:
             raise InvalidArgumentError(
-                "AdaComm needs the loss of local steps: call report_loss(optimizer, loss) in each"
+                "AdaComm needs the loss of local steps: call exchange.report_loss(loss) in each"
             )
         self._choose(rule, loss, rate)
         self._losses.clear()
