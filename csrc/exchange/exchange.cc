@@ -128,7 +128,8 @@ void Exchange::Start(int id, Launch launch) {
   const bool known = Run(*slot, "start", [&] {
     const std::lock_guard lock(mutex_);
     const BucketSpec& spec = slot->bucket->spec();
-    slot->route = RouteOf(spec, launch, Size() > 1 && devices_.MayBeThere());
+    const bool may_connect = Size() > 1 && devices_.MayBeThere();
+    slot->route = may_connect ? RouteOf(spec, launch) : Route::kCalls;
     const bool is_first = !std::exchange(slot->was_started, true);
     slot->intent.clear();
     if (is_first || checks_) {

@@ -8,10 +8,10 @@ Route RouteOf(const RouteFacts& facts) {
   return facts.on_device && facts.sparsifier == "gaussian" ? Route::kStep : Route::kRounds;
 }
 
-Route RouteOf(const BucketSpec& spec, const Launch& launch, bool connected) {
+Route RouteOf(const BucketSpec& spec, const Launch& launch) {
   const bool has_step = spec.Numel() > 0 && launch.output_scale > 0;
-  const Route route = RouteOf(
-      {spec.collective, spec.sparsifier, spec.wire.values, !spec.device.IsCpu(), connected});
+  const Route route =
+      RouteOf({spec.collective, spec.sparsifier, spec.wire.values, !spec.device.IsCpu(), true});
   return route == Route::kStep && !has_step ? Route::kRounds : route;
 }
 

@@ -27,7 +27,8 @@ struct RouteFacts {
 /// Returns the route of a step that has entries, and writes its result.
 Route RouteOf(const RouteFacts& facts);
 
-/// Returns the route of a launch.
-Route RouteOf(const BucketSpec& spec, const Launch& launch, bool connected);
+/// Returns the route of a launch where a network connects the devices of all ranks; elsewhere it is
+/// kCalls.
+Route RouteOf(const BucketSpec& spec, const Launch& launch);
 
 }  // namespace hvd_sparse

@@ -1,7 +1,6 @@
 #include "csrc/exchange/step_layout.h"
 
 #include <algorithm>
-#include <iterator>
 #include <numeric>
 
 #include "csrc/base/error.h"
@@ -13,12 +12,6 @@ std::vector<OpGradients> OpGradients::Of(
   std::vector<OpGradients> ops;
   for (const auto& [numel, segments] : pairs) ops.push_back({numel, segments});
   return ops;
-}
-
-const std::vector<std::int64_t>& DrivenBucket::KsAt(std::int64_t step) const {
-  const auto later =
-      std::find_if(ks.begin(), ks.end(), [step](const auto& phase) { return phase.first > step; });
-  return std::prev(later)->second;
 }
 
 StepLayout::StepLayout(std::vector<OpGradients> ops) : ops_(std::move(ops)), begins_(1) {

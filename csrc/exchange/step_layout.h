@@ -40,7 +40,6 @@ struct DrivenBucket {
   int ops = 1;
 
   bool is_dense() const { return bucket == kDense; }
-  const std::vector<std::int64_t>& KsAt(std::int64_t step) const;
 };
 
 class StepLayout {

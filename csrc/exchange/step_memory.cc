@@ -1,6 +1,8 @@
 #include "csrc/exchange/step_memory.h"
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <utility>
 
 #include "csrc/base/error.h"
@@ -68,7 +70,9 @@ Launch LaunchOf(std::size_t bucket, std::vector<GradView> gradients, std::vector
   }
   launch.decays = std::move(decays);
   launch.gradients = std::move(gradients);
-  launch.ks = driven.KsAt(steps);
+  const auto later = std::find_if(driven.ks.begin(), driven.ks.end(),
+                                  [steps](const auto& phase) { return phase.first > steps; });
+  launch.ks = std::prev(later)->second;
   launch.output_scale = driven.output_scale * memory.loss_scale;
   launch.loss_scale = memory.loss_scale;
   launch.stream = memory.origin.stream;

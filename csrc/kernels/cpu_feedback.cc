@@ -232,6 +232,11 @@ std::int64_t KernelsOfCpu::Accumulate(const Feedback& feedback) const {
   return bad;
 }
 
+std::unique_ptr<Candidates> KernelsOfCpu::NewCandidates(Span<float> bucket, std::int64_t filled,
+                                                        std::int64_t room, SparseBlock* out) const {
+  return std::make_unique<CpuCandidates>(bucket, filled, room, out);
+}
+
 Tally CpuCandidates::Take(const Feedback& feedback, float threshold) {
   const Accumulator accumulator(feedback);
   const Span<float> residual = feedback.residual;

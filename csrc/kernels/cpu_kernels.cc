@@ -11,11 +11,6 @@
 namespace hvd_sparse {
 namespace cpu {
 
-std::unique_ptr<Candidates> KernelsOfCpu::NewCandidates(Span<float> bucket, std::int64_t filled,
-                                                        std::int64_t room, SparseBlock* out) const {
-  return std::make_unique<CpuCandidates>(bucket, filled, room, out);
-}
-
 void KernelsOfCpu::Copy(Span<const float> from, Span<float> to, StreamHandle /*stream*/) const {
   std::copy(from.begin(), from.end(), to.begin());
 }

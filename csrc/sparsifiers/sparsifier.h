@@ -1,7 +1,7 @@
 /// A sparsifier chooses what a rank sends: about k entries of one segment of a bucket.
 ///
 /// A new one needs a file beside this one, a line in registry.cc and a dataclass in
-/// hvd_sparse/sparsifiers.py. The tests of the laws find it through the registry.
+/// hvd_sparse/compression/sparsifiers.py. The tests of the laws find it through the registry.
 
 #pragma once
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_sparse.ddp.bucket_steps import BucketSteps, Deliveries, hook
+from hvd_sparse.ddp.bucket_steps import BucketSteps, Deliveries
 from hvd_sparse.ddp.host import GroupHost
 from hvd_sparse.ddp.modules import uncompiled
 from hvd_sparse.ddp.own_gradients import keep_own_gradients
@@ -90,7 +90,7 @@ def attach(
         try:
             if isinstance(exchange, BucketSteps):
                 deliveries = Deliveries(attachment.renewal, ddp)
-                ddp.register_comm_hook(deliveries, hook)
+                ddp.register_comm_hook(deliveries, Deliveries.deliver)
                 ddp.register_forward_pre_hook(deliveries)
             elif isinstance(exchange, LocalSteps):
                 reduction = host.reduction(

@@ -138,8 +138,9 @@ class Deliveries:
         if steps is not None:
             steps.before_forward()
 
-    def deliver(self, bucket: GradBucket) -> BucketFuture:
-        """Takes a bucket; with the last one, ends the step.
+    # DDP asks for a parameter of this name, and compares annotations with classes.
+    def deliver(self, bucket):  # type: ignore[no-untyped-def]
+        """Takes a bucket; with the last one, ends the step. The communication hook.
 
         Returns:
             A future of the bucket's memory, with the averages.
@@ -208,11 +209,6 @@ class Deliveries:
 
 def _no_deliveries() -> Deliveries | None:
     return None
-
-
-def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations with classes
-    """The communication hook; DDP asks for a parameter of the name `bucket`."""
-    return state.deliver(bucket)
 
 
 def future_of(buffer: torch.Tensor) -> BucketFuture:

@@ -46,7 +46,8 @@ def keep_own_gradients(
     steps.joining = joins
     ddp.join_hook = joins  # type: ignore[method-assign]
     others = _others(named, steps)
-    ddp.register_comm_hook(OwnGradients(renewal, joins, others, reduction), own_gradients)
+    state = OwnGradients(renewal, joins, others, reduction)
+    ddp.register_comm_hook(state, OwnGradients.deliver)
 
 
 def _others(named: NamedParameters, steps: LocalSteps) -> list[DeliveredSlot]:
@@ -176,7 +177,8 @@ class OwnGradients:
     def __reduce__(self) -> tuple[Any, ...]:
         return _no_gradients, ()
 
-    def deliver(self, bucket: GradBucket) -> BucketFuture:
+    # DDP asks for a parameter of this name, and compares annotations with classes.
+    def deliver(self, bucket):  # type: ignore[no-untyped-def]
         """Takes a bucket; with the last one, waits for the averages of others' gradients.
 
         Returns:
@@ -232,11 +234,6 @@ class OwnGradients:
 
 def _no_gradients() -> None:
     return None
-
-
-def own_gradients(state, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations
-    """The communication hook; DDP asks for a parameter of the name `bucket`."""
-    return state.deliver(bucket)
 
 
 def steps_of(renewal: weakref.ref[Renewal]) -> LocalSteps | None:

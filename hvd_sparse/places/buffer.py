@@ -27,10 +27,6 @@ class Buffer(NamedTuple):
         """The address behind the last element."""
         return self.address + BYTES[self.dtype] * self.numel
 
-    def part(self, begin: int, numel: int) -> Buffer:
-        """Returns `numel` elements from `begin` on."""
-        return Buffer(self.address + BYTES[self.dtype] * begin, numel, self.dtype)
-
     def overlaps(self, other: Buffer) -> bool:
         """Returns true if an element shares memory with an element of another buffer."""
         return self.address < other.end and other.address < self.end

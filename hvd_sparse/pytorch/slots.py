@@ -169,6 +169,7 @@ class DeliveredSlot(Slot):
         return None
 
 
-def buffer_of(tensor: torch.Tensor) -> Buffer:
-    """Returns the memory of a contiguous tensor."""
-    return Buffer(tensor.data_ptr(), tensor.numel(), DTYPES[tensor.dtype])
+def buffer_of(tensor: torch.Tensor, begin: int = 0, numel: int | None = None) -> Buffer:
+    """Returns the memory of a contiguous tensor, or of `numel` elements from `begin` on."""
+    address = tensor.data_ptr() + tensor.element_size() * begin
+    return Buffer(address, tensor.numel() if numel is None else numel, DTYPES[tensor.dtype])

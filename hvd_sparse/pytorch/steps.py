@@ -266,11 +266,11 @@ class Steps:
             is_dense = False
             for op, layers in zip(handover.ops, handover.layers, strict=True):
                 gradients = [
-                    buffer_of(one).part(layer.begin, layer.numel)
+                    buffer_of(one, layer.begin, layer.numel)
                     for one, layer in zip(taken, layers, strict=True)
                 ]
-                with self._core.acknowledging():
-                    is_dense = self._engine.launch(op, gradients, decays, self._stream.number)
+                # An error is noted by whoever ends the exchange for it.
+                is_dense = self._engine.launch(op, gradients, decays, self._stream.number)
             if not is_dense:
                 return
         for slot in slots:
