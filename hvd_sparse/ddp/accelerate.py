@@ -44,7 +44,7 @@ def attach_prepared(
             checkpoint. "reset": residuals are dropped, for any number of ranks.
 
     Returns:
-        The exchange, for questions about it; it is `optimizer.optimizer.exchange`, too.
+        A handle on the exchange; also kept as `optimizer.optimizer.exchange`.
 
     Raises:
         InvalidArgumentError: `residuals` is neither, or `optimizer` was not prepared; or see
@@ -67,7 +67,7 @@ def attach_prepared(
                 f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
             )
     inner: torch.optim.Optimizer = optimizer.optimizer
-    exchange = attach(model, inner, compression)
+    exchange = attach(model, inner, compression, grad_scaler=accelerator.scaler)
 
     # Accelerate tells the folder on all ranks, then asks the optimizer for its state or loads it.
     saving: list[str] = []

@@ -60,7 +60,8 @@ class SparseDDPStrategy(DDPStrategy):  # type: ignore[misc]
                 f"returned {len(self.optimizers)}"
             )
         assert self.model is not None
-        attach(self.model, self.optimizers[0], self._compression)
+        scaler = getattr(self.precision_plugin, "scaler", None)
+        attach(self.model, self.optimizers[0], self._compression, grad_scaler=scaler)
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Returns the optimizer's state for Lightning's file, without residuals."""

@@ -39,6 +39,7 @@ class SparseExchange:
         CheckpointMismatchError: From train(): a checkpoint does not fit; says how to continue.
     """
 
+    accelerator: Any
     model_wrapped: torch.nn.Module
     optimizer: Any
     add_callback: Any
@@ -60,7 +61,8 @@ class SparseExchange:
         """Attaches the exchange, unless that was done; returns the optimizer. Collective."""
         optimizer: torch.optim.Optimizer = self.optimizer.optimizer  # within Accelerate's
         if self._exchanged is not self.model_wrapped:  # train() may be called again
-            attach(self.model_wrapped, optimizer, self._compression)
+            scaler = self.accelerator.scaler
+            attach(self.model_wrapped, optimizer, self._compression, grad_scaler=scaler)
             self._exchanged = self.model_wrapped
         return optimizer
 
