@@ -135,6 +135,7 @@ class Momentum:
         self._given = compression.feedback.own_momentum
         self._velocities_per_own = 1 if settings.reduction.averages else size
         self._began_at: int | None = None
+        self._hidden: list[tuple[_Group, _Group]] = []  # groups, and their own settings
         wanted = compression.feedback.momentum == MOVE and size > 1
         self._form = _form_of(optimizer) if wanted else None
         self.moved = self._form is not None
@@ -149,6 +150,7 @@ class Momentum:
         """
         if self._form is None:
             return self._given, 0.0
+        self._show()  # a step that failed has left it hidden, or is asked for its gradients again
         momenta = _momenta_of(self._owner(), self._form)
         if len(momenta) > 1:
             raise InvalidArgumentError(
@@ -162,17 +164,22 @@ class Momentum:
     @contextmanager
     def hidden(self) -> Iterator[None]:
         """Sets the optimizer's own momentum to 0 within the context, if it was moved."""
-        kept: list[tuple[_Group, _Group]] = []
+        self._show()
         if self._form is not None:
             for group in self._owner().param_groups:
                 settings = self._form.hidden(group)
-                kept.append((group, {name: group[name] for name in settings}))
+                self._hidden.append((group, {name: group[name] for name in settings}))
                 group.update(settings)
         try:
             yield
         finally:
-            for group, settings in kept:
-                group.update(settings)
+            self._show()
+
+    def _show(self) -> None:
+        """Gives the optimizer back the settings that are hidden, if there are any."""
+        for group, settings in self._hidden:
+            group.update(settings)
+        self._hidden.clear()
 
     def put_into(
         self, state_dict: dict[str, Any], velocities: Iterable[tuple[torch.Tensor, torch.Tensor]]

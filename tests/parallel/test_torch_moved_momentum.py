@@ -196,6 +196,16 @@ def test_a_step_that_fails_leaves_the_settings_to_what_is_saved():
     assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)
 
 
+@several_ranks
+def test_the_step_after_one_that_fails_has_the_momentum():
+    model, optimizer = wrapped(Failing, {}, TopK(**SPARSE))
+    train(model, optimizer, range(1))
+    optimizer.fails = True
+    with pytest.raises(ZeroDivisionError):
+        train(model, optimizer, range(1, 2))
+    assert attachment_of(optimizer).exchange.momentum.of_step()[0] == 0.9
+
+
 def two_groups(model, first, second):
     groups = [
         {"params": [model.first, model.bias], "betas": (first, 0.9)},
