@@ -40,22 +40,24 @@ _SHARED = ".json"
 _OWN = ".npz"
 
 
-def save(folder: str | os.PathLike[str], model: Any, optimizer: Any, extra: dict[str, Any]) -> None:
+def save(
+    folder: str | os.PathLike[str], model: Any, target: Any, optimizer: Any, extra: dict[str, Any]
+) -> None:
     """Writes a checkpoint; see `Exchange.save_checkpoint`.
 
     Args:
         folder: See there.
-        model: See there. A tape's residuals are found by its trainable variables, or by the list,
-            in that order.
-        optimizer: The optimizer that exchanges, or that applies a tape's gradients; None if there
-            is none.
+        model: See there.
+        target: The optimizer that exchanges, or the variables of a tape's exchange.
+        optimizer: The optimizer that applies a tape's gradients; None if there is none.
         extra: See there.
     """
     job = _job()
     parts, exchange, text = None, None, ""
     with job.fail_together(InvalidArgumentError):
         checked_folder(folder)
-        parts = _Parts(model, optimizer)
+        optimizer = _stepping(target, optimizer)
+        parts = _Parts(model, optimizer, target)
         refuse_amid_step(optimizer)
         refuse_to_share(optimizer)
         text = _as_json({**parts.shapes(), "extra": extra})
@@ -79,15 +81,16 @@ def save(folder: str | os.PathLike[str], model: Any, optimizer: Any, extra: dict
 
 
 def load(
-    folder: str | os.PathLike[str], model: Any, optimizer: Any, *, residuals: str
+    folder: str | os.PathLike[str], model: Any, target: Any, optimizer: Any, *, residuals: str
 ) -> dict[str, Any] | None:
-    """Loads what `save` wrote; see `Exchange.load_checkpoint`. `optimizer`: as there."""
+    """Loads what `save` wrote, with arguments like its own; see `Exchange.load_checkpoint`."""
     job = _job()
     parts, exchange, policy = None, None, ""
     with job.fail_together(InvalidArgumentError):
         policy = checked_policy(residuals)
         checked_folder(folder)
-        parts = _Parts(model, optimizer)
+        optimizer = _stepping(target, optimizer)
+        parts = _Parts(model, optimizer, target)
         exchange = parts.exchange()
     assert parts is not None
     job.agree("load_checkpoint", residuals=policy)
@@ -125,6 +128,17 @@ def load(
     return extra
 
 
+def _stepping(target: Any, optimizer: Any) -> Any:
+    """Returns the optimizer whose state is saved; None if there is none."""
+    if isinstance(target, (list, tuple)):
+        return optimizer
+    if optimizer is not None:
+        raise InvalidArgumentError(
+            "optimizer must be None where the exchange is an optimizer's, which saves its own"
+        )
+    return target
+
+
 def _job() -> Job:
     world = World.from_horovod(hvd, hvd.global_process_set)
     return Job(explaining(world, HorovodInternalError))
@@ -133,7 +147,7 @@ def _job() -> Job:
 class _Parts:
     """The contents of a checkpoint: a model and an optimizer, which is built here."""
 
-    def __init__(self, model: Any, optimizer: Any) -> None:
+    def __init__(self, model: Any, optimizer: Any, target: Any) -> None:
         self._is_list = isinstance(model, Sequence)
         if not self._is_list and not hasattr(model, "trainable_variables"):
             raise InvalidArgumentError(
@@ -143,13 +157,14 @@ class _Parts:
         self._model = model
         self._optimizer = optimizer
         self._trained = list(model if self._is_list else model.trainable_variables)
+        self._exchanged = target if isinstance(target, (list, tuple)) else self._trained
         if optimizer is not None:
             compat.build_optimizer(optimizer, self._trained)
 
     def exchange(self) -> GradientExchange | None:
         """Returns the exchange of the optimizer, or of the tape's variables."""
         found = [] if self._optimizer is None else find_exchanges(self._optimizer)
-        found = found or find_exchanges(self._trained)
+        found = found or find_exchanges(self._exchanged)
         if len(found) > 1:
             raise InvalidArgumentError(
                 "a checkpoint takes one exchange, and here are several: the same optimizer, or the "

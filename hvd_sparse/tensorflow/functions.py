@@ -78,8 +78,9 @@ def sparse_allreduce(
         residual: This rank's residual, float32, with as many elements as `tensor`. Zeros at first;
             updated in place. The exchange runs on its device: the CPU, or a GPU if this build has
             CUDA.
-        compression: A class or an instance, whose density, sparsifier and collective apply. Its
-            warm-up does not: a call counts no steps. Default: GTopK(density=0.01).
+        compression: A class or an instance; its density, sparsifier, collective and wire apply. Its
+            warm-up, feedback and local steps do not: a call counts no steps. Default:
+            GTopK(density=0.01).
         op: Horovod's Average or Sum.
         name: A name that distinguishes tensors of the same size, and appears in errors.
         process_set: Horovod's process set, which contains this rank.

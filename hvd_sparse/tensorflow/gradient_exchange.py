@@ -130,7 +130,6 @@ class GradientExchange:
             self._with_velocity_only = []
         self._others = len(sparse) < len(variables)
         self._before: StepStats | None = None  # stats of the last step, if it had other buckets
-        self._counted = -1  # the last step in `total`
         self.velocities_begun = False
         self._first_step = 0  # steps of earlier exchanges, which count as well
         self._driver: ops.Driver | None = None
@@ -220,7 +219,7 @@ class GradientExchange:
 
     @property
     def pending(self) -> bool:
-        """True if residuals may be added to dense gradients of the next step; see `Steps`."""
+        """True if residuals may be added to dense gradients of the next step."""
         return self._driver is None or self._driver.pending
 
     def residuals(self) -> dict[str, tf.Tensor]:
@@ -258,7 +257,7 @@ class GradientExchange:
         if self._driver is None:
             return
         self._state.load(residuals, sparsifier_states, velocities, rate=rate)
-        self._before, self._first_step, self._counted = None, step, -1
+        self._before, self._first_step = None, step
         self._driver.continue_after(step, pending=pending)
 
     def begin_velocities(self, velocities: Mapping[str, NDArray[Any]]) -> None:
@@ -369,8 +368,8 @@ class GradientExchange:
         """Counts, reorders, tunes and replans; between two steps, on the driver's thread."""
         assert self._driver is not None
         last = self._last_step()
-        if last is not None and last.step != self._counted:  # the step was not refused
-            self.total, self._counted = self.total.plus(last), last.step
+        if last is not None:
+            self.total = self.total.plus(last)
         self._growth.end_step(self.steps, self._driver, self._buckets.choices)
         order = self._buckets.end_step(arrived)
         if order is not None:

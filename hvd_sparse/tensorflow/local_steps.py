@@ -20,7 +20,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvd_sparse.compression import Compression
-from hvd_sparse.compression.parts import AVERAGED
+from hvd_sparse.compression.local_steps import AVERAGED
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.exchange.interval import Interval
 from hvd_sparse.ranks.world import World

@@ -91,7 +91,7 @@ def refuse_to_share(optimizer: Any) -> None:
     if refs_of(optimizer):
         raise InvalidArgumentError(
             "local_layers must be empty where a checkpoint keeps one model for all ranks: let each "
-            "rank save its own, with residual_variables(optimizer)"
+            "rank save its own, with exchange.residual_variables"
         )
 
 

@@ -80,12 +80,12 @@ class Driver:
 
     @property
     def pending(self) -> bool:
-        """True if residuals may be added to dense gradients of the next step; see `Steps`."""
+        """True if residuals may be added to dense gradients of the next step."""
         return self._core.pending
 
     @property
     def residual_norms(self) -> list[tuple[int, float]]:
-        """Norms of this rank's residual, with the steps after which each was noted; see `Steps`."""
+        """Norms of this rank's residual, with the steps after which each was noted."""
         return [] if self._driver is None else self._driver.residual_norms
 
     @property

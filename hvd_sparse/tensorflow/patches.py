@@ -4,7 +4,7 @@ DistributedGradientTape   accepts sparse compressions, a learning rate, and Kera
                           as local ones
 DistributedOptimizer      accepts sparse compressions; with Keras 3, exchanges with any compression,
                           except gradients of local layers; also that of horovod.keras. Its
-                          results have an `exchange`, as tapes with a sparse compression have
+                          results have an `exchange`, and so have tapes with a sparse compression
 load_model                returns models with these optimizers, with Keras 3, too
 callbacks                 for broadcast and learning rate support Keras 3; local variables may be
                           Keras's

@@ -37,6 +37,10 @@ class Exchange:
 
     def __init__(self, target: Any) -> None:
         self._is_of_variables = isinstance(target, (list, tuple))
+        if not self._is_of_variables and not hasattr(target, "apply_gradients"):
+            raise InvalidArgumentError(
+                f"target must be an optimizer or a list of variables, got {type(target).__name__}"
+            )
         self._target: Callable[[], Any] = (
             (lambda: target) if self._is_of_variables else weakref.ref(target)
         )
@@ -225,7 +229,7 @@ class Exchange:
             OSError: On every rank, if one cannot write, or another job is saving to the same
                 folder. The former checkpoint is unchanged.
         """
-        checkpoint.save(folder, model, self._stepping(optimizer), extra)
+        checkpoint.save(folder, model, self._of(), optimizer, extra)
 
     def load_checkpoint(
         self,
@@ -261,7 +265,7 @@ class Exchange:
                 no exchange yet. Nothing has changed, except that LAGS may
                 measure its times anew.
         """
-        return checkpoint.load(folder, model, self._stepping(optimizer), residuals=residuals)
+        return checkpoint.load(folder, model, self._of(), optimizer, residuals=residuals)
 
     def _of(self) -> Any:
         """Returns the optimizer or the variables."""
@@ -276,10 +280,6 @@ class Exchange:
     @property
     def _found(self) -> GradientExchange | None:
         return registry.find_exchange(self._of())
-
-    def _stepping(self, optimizer: Any) -> Any:
-        """Returns the optimizer whose state is saved; None if there is none."""
-        return optimizer if self._is_of_variables else self._of()
 
     def _local_steps_for(self, caller: str) -> LocalSteps:
         local = (
