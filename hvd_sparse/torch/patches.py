@@ -84,9 +84,10 @@ def _distributed(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         options = dict(bound.arguments)
         host = HorovodHost(options.pop("process_set", None))
         return distribute(**options, **own, host=host)
-    if own:
+    asked = [name for name, value in own.items() if value not in (None, False)]
+    if asked:
         raise InvalidArgumentError(
-            f"{', '.join(own)} needs compression=LAGS, or another of hvd_sparse's, got "
+            f"{', '.join(asked)} needs compression=LAGS, or another of hvd_sparse's, got "
             f"{compression!r}"
         )
     if "compression" in bound.arguments and not hasattr(compression, "compress"):

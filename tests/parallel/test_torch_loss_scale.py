@@ -149,3 +149,4 @@ def test_what_is_no_scaler_is_refused():
 def test_a_compression_of_horovod_takes_no_scaler():
     with pytest.raises(InvalidArgumentError, match="grad_scaler needs compression=LAGS"):
         distribute(Toy(), hvd.Compression.none, grad_scaler=new_scaler())
+    distribute(Toy(), hvd.Compression.none, grad_scaler=None, wait_in_forward=False)
