@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.gloo_world import prepare
 from hvd_sparse import _core
-from hvd_sparse.compression import Layers, LocalSteps
+from hvd_sparse.compression import Layers
 from hvd_sparse.torch import LAGS
 
 # Seconds after its backward pass at which a rank of this model is exchanging.
@@ -84,10 +84,9 @@ def main() -> None:
             adaptive=False,
             density=density,
             layers=Layers(min_numel=1),
-            local_steps=LocalSteps(
-                every=args.local_steps, overlap="forward" if args.forward else False
-            ),
+            local_steps=args.local_steps,
         ),
+        wait_in_forward=args.forward,
     )
     of_exchange = set(own_threads()) - before
     for step in range(args.steps):

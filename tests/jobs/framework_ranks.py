@@ -35,20 +35,20 @@ def compressions() -> Iterator[Compression]:
         "layers": Layers(min_numel=1),
         "feedback": Feedback(rescale=False),
     }
+    small = common | {"layers": Layers(min_numel=1, bucket_numel=4000)}
     for collective, sparsifier in itertools.product(COLLECTIVES, SPARSIFIERS):
-        yield LAGS(
-            collective=collective, sparsifier=sparsifier, layers=Layers(bucket_numel=4000), **common
-        )
+        yield LAGS(collective=collective, sparsifier=sparsifier, **small)
     yield LAGS(
         collective=GTopKMerge(slack=2.0), wire=Wire(values="bfloat16", indices="packed"), **common
     )
-    yield LAGS(collective="allgather", wire="float16", layers=Layers(bucket_numel=1), **common)
-    yield LAGS(
-        feedback=Feedback(momentum=0.9, clip_norm=100.0), layers=Layers(bucket_numel=4000), **common
-    )
+    alone = common | {"layers": Layers(min_numel=1, bucket_numel=1)}
+    yield LAGS(collective="allgather", wire="float16", **alone)
+    clipped = Feedback(momentum=0.9, clip_norm=100.0, rescale=False)
+    yield LAGS(**small | {"feedback": clipped})
     yield SBC(density=0.02, layers=Layers(min_numel=1))
     # PyTorch may round weight and gradient together, so sums are exact here.
-    yield LAGS(feedback=Feedback(momentum=0.5, weight_decay=1.5), **common)
+    decayed = Feedback(momentum=0.5, weight_decay=1.5, rescale=False)
+    yield LAGS(**common | {"feedback": decayed})
 
 
 def gradients_of(rank: int, step: int) -> dict[str, np.ndarray]:

@@ -72,7 +72,7 @@ def by_tape(compression: Compression, folder: Path, first: int, last: int) -> It
     variables = model.trainable_variables
     if first > 0:
         prepare(variables, compression)
-        found = optimizer.exchange.load_checkpoint(folder, model)
+        found = Exchange(variables).load_checkpoint(folder, model, optimizer=optimizer)
         assert found == {"step": first}, found
 
     @tf.function
@@ -85,7 +85,7 @@ def by_tape(compression: Compression, folder: Path, first: int, last: int) -> It
 
     for step in range(first, last):
         take_step(*(tf.constant(one) for one in batch(step)))
-    optimizer.exchange.save_checkpoint(folder, model, step=last)
+    Exchange(variables).save_checkpoint(folder, model, optimizer=optimizer, step=last)
     yield from results(model, optimizer, variables)
 
 
