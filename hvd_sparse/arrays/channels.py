@@ -176,8 +176,7 @@ class Channels:
         Args:
             array: The array, not empty; read and then written.
             residual: The array's residual: float32, with as many elements; updated.
-            compression: The compression; its density, sparsifier and collective apply, and its
-                warm-up does not.
+            compression: The compression, whose density, sparsifier, collective and wire apply.
             reduction: Average or sum.
             name: Distinguishes arrays of the same size.
             ranks: The ranks, this one among them.

@@ -8,21 +8,19 @@ Presets: LAGS, GTopK, GaussianK, TopK, SBC, Dense, ThreeLC. Parts: Warmup, GTopK
 Layers, Wire, Feedback, LocalSteps with Outer and AdaComm.
 """
 
+from hvd_sparse.compression.base import Compression
+from hvd_sparse.compression.local_steps import AdaComm, LocalSteps, Outer
 from hvd_sparse.compression.parts import (
-    AdaComm,
     Adaptive,
     Feedback,
     GTopKMerge,
     Layers,
-    LocalSteps,
-    Outer,
     Warmup,
     Wire,
 )
 from hvd_sparse.compression.presets import (
     LAGS,
     SBC,
-    Compression,
     Dense,
     GaussianK,
     GTopK,

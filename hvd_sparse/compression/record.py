@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, fields
 from typing import Any
 
+from hvd_sparse.compression.base import Compression
 from hvd_sparse.compression.parts import Part
-from hvd_sparse.compression.presets import Compression
 from hvd_sparse.compression.sparsifiers import SPARSIFIERS, Sparsifier
 from hvd_sparse.errors import InvalidArgumentError
 
@@ -50,7 +50,7 @@ def _made(record: Any) -> Any:
     kinds, name = parts, options.pop(_PART, None)
     if name is None:
         kinds, name = dict(SPARSIFIERS), options.pop(_SPARSIFIER, None)
-    if name not in kinds:
+    if not isinstance(name, str) or name not in kinds:
         raise InvalidArgumentError(f"another rank uses {name}, which this process does not have")
     try:
         return kinds[name](**options)

@@ -54,8 +54,8 @@ def attach(
             skip the step and lower the scale.
 
     Returns:
-        The exchange, for questions about it, checkpoints and more; it is
-        `optimizer.exchange`, too.
+        A handle on the exchange: statistics, checkpoints and more; also kept as
+        `optimizer.exchange`.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits, on this rank or another, or the
@@ -121,7 +121,7 @@ def _check_module(ddp: DistributedDataParallel) -> None:
     if ddp.mixed_precision is not None:
         raise UnsupportedError(
             "mixed_precision= of DistributedDataParallel has a communication hook of its own: use "
-            "torch.autocast, or a compression's values= for narrow values on the wire"
+            "torch.autocast, or a compression's wire= (values= of Dense) for narrow values"
         )
     if ddp._comm_hooks:
         name = getattr(ddp._comm_hooks[0][0], "__qualname__", str(ddp._comm_hooks[0][0]))

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hvd_sparse.compression.parts import AUTO, AdaComm, LocalSteps
+from hvd_sparse.compression.local_steps import AdaComm, LocalSteps
+from hvd_sparse.compression.parts import AUTO
 from hvd_sparse.errors import InvalidArgumentError, RanksDisagreeError, UnsupportedError
 from hvd_sparse.log import logger
 

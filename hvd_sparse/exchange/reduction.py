@@ -94,7 +94,7 @@ def checked_reduction(
     if groups is not None or num_groups != 0:
         raise UnsupportedError(
             "groups and num_groups do not apply to a sparse compression: adaptive LAGS chooses "
-            "what travels together; with adaptive=False its bucket_numel says how many elements do"
+            "what travels together; without a plan Layers(bucket_numel=...) does"
         )
     return Reduction.checked(
         averages=op == hvd.Average, gradient_predivide_factor=gradient_predivide_factor

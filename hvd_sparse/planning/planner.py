@@ -36,7 +36,6 @@ from hvd_sparse.planning.pipeline import simulate, simulate_dense
 from hvd_sparse.planning.plan import DENSE, BucketPlan, Plan
 from hvd_sparse.planning.profile import LayerProfile, Profile
 
-RULES = ("simulated", "paper")
 # Types of values that a plan may choose if the user leaves the choice to it: those that learn as
 # well as float32 (docs/learning.md).
 VALUES = ("float32", "bfloat16")
@@ -97,8 +96,10 @@ class Rules:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "density", checked_density("density", self.density))
-        if self.rule not in RULES:
-            raise InvalidArgumentError(f"rule must be one of {list(RULES)}, got {self.rule!r}")
+        if self.rule not in Adaptive.RULES:
+            raise InvalidArgumentError(
+                f"rule must be one of {list(Adaptive.RULES)}, got {self.rule!r}"
+            )
         for name in ("stretch", "margin", "reserve"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InvalidArgumentError(f"{name} must be at least 0, got {getattr(self, name)}")

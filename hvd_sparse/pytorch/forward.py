@@ -25,7 +25,7 @@ from hvd_sparse.errors import HvdSparseError, NonFiniteGradientError, Unsupporte
 from hvd_sparse.pytorch import guards, in_flight
 from hvd_sparse.pytorch.gradient_exchange import Phase
 from hvd_sparse.pytorch.handovers import Part
-from hvd_sparse.pytorch.host import Link, TorchHost
+from hvd_sparse.pytorch.host import Link
 from hvd_sparse.pytorch.plain_steps import PlainSteps
 from hvd_sparse.pytorch.settings import Settings
 from hvd_sparse.pytorch.slots import Slot
@@ -323,7 +323,7 @@ def _others_look_at_gradients(optimizer: torch.optim.Optimizer) -> bool:
     return len(everyone) > ours or bool(optimizer._optimizer_step_pre_hooks)
 
 
-def check_forward(settings: Settings, optimizer: torch.optim.Optimizer, host: TorchHost) -> None:
+def check_forward(settings: Settings, optimizer: torch.optim.Optimizer) -> None:
     """Raises UnsupportedError for what wait_in_forward cannot do, before anything is sent."""
     if not settings.waits_in_forward:
         return
@@ -332,11 +332,6 @@ def check_forward(settings: Settings, optimizer: torch.optim.Optimizer, host: To
         raise UnsupportedError(
             f"{what} cannot be used in an elastic job: ranks that leave would have applied one "
             "half of a step, and those that stay another"
-        )
-    if not host.fuses:
-        raise UnsupportedError(
-            f"{what} needs Horovod: {host.name} has summed all gradients when loss.backward() "
-            "returns. leave wait_in_forward at False"
         )
     if type(optimizer) not in _OPTIMIZERS:
         names = ", ".join(one.__name__ for one in _OPTIMIZERS)

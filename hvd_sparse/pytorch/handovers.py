@@ -49,7 +49,7 @@ class Part(NamedTuple):
 def handovers_of(
     slots: Mapping[str, Slot], layers_of: Sequence[Sequence[Layer]], *, with_residual: int
 ) -> list[Handover]:
-    """Returns the handovers of a step: those without op, then the others in the order of the ops.
+    """Returns the handovers of a step: those without an op, then the others in order of the ops.
 
     Args:
         slots: The slots of all parameters, by name.

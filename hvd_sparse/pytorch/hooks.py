@@ -1,4 +1,4 @@
-"""Hooks on parameters and around an optimizer's step: they keep nothing alive, nor are compiled.
+"""Hooks on parameters and around an optimizer's step, which keep nothing alive, never compiled.
 
 PyTorch wraps `step` of a class when an optimizer is constructed, and marks it as `hooked`. A hooked
 step calls the global pre-hooks first, then those of the instance, each in the order of

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from hvd_sparse import log
-from hvd_sparse.compression.parts import AVERAGED, Outer
+from hvd_sparse.compression.local_steps import AVERAGED, Outer
 from hvd_sparse.errors import NonFiniteGradientError
 from hvd_sparse.exchange.interval import Interval, warn_of_density
 from hvd_sparse.exchange.reduction import Reduction

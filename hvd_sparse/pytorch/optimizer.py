@@ -110,7 +110,7 @@ def connect(
         optimizer: The optimizer.
         prepare: Returns the settings. If it raises, so do all ranks.
         host: The host of the ranks; other ranks exchange nothing.
-        plain: The way of taking steps, if the settings ask for no other.
+        plain: The class of the steps, unless the settings ask for local or for waiting ones.
         again: True if an optimizer that is attached may be attached again: the new exchange takes
             over the state of the former one.
     """
@@ -128,7 +128,7 @@ def connect(
             check_averages(settings.reduction.averages)
             rule, group = settings.compression.local_steps, optimizer.param_groups[0]
             check_rate(rule, group, type(optimizer).__name__)
-        check_forward(settings, optimizer, host)
+        check_forward(settings, optimizer)
         if in_elastic_job() or host.has_peers() or _acts_alone(settings, host):
             check_dense(settings, host)
     except Exception as error:

@@ -111,9 +111,9 @@ def _check_scaler(grad_scaler: Any) -> None:
 def _check_waiting(compression: Compression, grad_scaler: Any) -> None:
     """Raises InvalidArgumentError for what steps that do not wait cannot do."""
     for name, given, why in (
-        ("grad_scaler", grad_scaler, "it has to see all averages before the step"),
-        ("quality_every", compression.feedback.quality_every, "averages are applied before it"),
-        ("local_steps", compression.local_steps, "meetings do not wait for forward passes"),
+        ("grad_scaler", grad_scaler, "a scaler has to see all averages before the step"),
+        ("quality_every", compression.feedback.quality_every, "averages are applied by then"),
+        ("local_steps", compression.local_steps, "a meeting overlaps the next interval instead"),
     ):
         if given is not None:
             raise InvalidArgumentError(

@@ -100,8 +100,8 @@ class Stats:
     Attributes:
         last: The last step that was exchanged, or None before the first (and always if there is
             nothing to exchange: one rank, or a rank outside the process set).
-        total: Sums over all steps. TensorFlow leaves out those of an exchange whose gradients are
-            too small ever to be sent sparse, all of them.
+        total: Sums over all steps. In TensorFlow, an exchange none of whose gradients is large
+            enough to be sent sparse counts no steps.
     """
 
     last: StepStats | None = None

@@ -39,8 +39,9 @@ def sparse_allreduce(
         out: Tensor to write the result to: contiguous, of the shape, type and device of `tensor`,
             which it may be; undefined after an error. None: a new tensor, whose fresh memory may
             take longer than the exchange.
-        compression: A class or an instance; its density, sparsifier and collective apply. Its
-            warm-up does not: a call counts no steps. Default: GTopK(density=0.01).
+        compression: A class or an instance; its density, sparsifier, collective and wire apply. Its
+            warm-up, feedback and local steps do not: a call counts no steps. Default:
+            GTopK(density=0.01).
         op: Horovod's Average or Sum.
         name: Distinguishes tensors of the same size, and appears in errors.
         process_set: A process set of Horovod that contains this rank.

@@ -13,6 +13,7 @@ from hvd_sparse.compression import (
     LAGS,
     SBC,
     Adaptive,
+    Compression,
     Dense,
     Feedback,
     GaussianK,
@@ -204,6 +205,11 @@ def test_a_part_refuses_what_lies_outside_its_limits(part, options, match):
 def test_a_preset_does_not_take_an_option_that_means_nothing_to_it(preset, option):
     with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
         preset(**{option: None})
+
+
+def test_the_base_of_presets_is_none():
+    with pytest.raises(InvalidArgumentError, match="Compression is the base of the presets: take"):
+        as_compression(Compression)
 
 
 def test_no_preset_has_more_than_nine_options():

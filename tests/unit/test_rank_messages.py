@@ -137,6 +137,7 @@ def test_local_steps_are_made_again_from_what_is_told_of_them(local_steps):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
+        ({"part": ["os.system"]}, "which this process does not have"),
         ({"part": "os.system"}, "another rank uses os.system, which this process does not have"),
         ({"sparsifier": {"sparsifier": "os.system"}}, "uses os.system, which"),
         ({"sparsifier": {"sparsifier": "gaussian", "refresh": 0}}, r"refresh must lie in \[1, "),
