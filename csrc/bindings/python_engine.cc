@@ -1,4 +1,4 @@
-/// Bindings of step engines; hvd_sparse/pytorch/steps.py wraps them with types.
+/// Bindings of step engines; hvd_sparse/pytorch/steps.py and exchange/array_steps.py call them.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
