@@ -14,7 +14,7 @@ from typing import Any
 
 from hvd_sparse.planning.explanation import explain
 from hvd_sparse.tuning import tuner
-from hvd_sparse.tuning.tuner import Stage
+from hvd_sparse.tuning.stages import Stage
 
 DECISION_STEPS = 2  # in which a tuner's ranks agree, after the timed steps of each kind
 

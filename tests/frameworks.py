@@ -17,7 +17,7 @@ import numpy as np
 
 from hvd_sparse.compression import Compression
 from hvd_sparse.stats.step_stats import StepStats
-from hvd_sparse.tuning.tuner import Tuning
+from hvd_sparse.tuning.stages import Tuning
 
 Arrays = dict[str, np.ndarray]
 Shapes = Mapping[str, tuple[int, ...]]

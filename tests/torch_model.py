@@ -13,7 +13,7 @@ import torch
 from hvd_sparse.compression import Compression
 from hvd_sparse.pytorch.attachment import require_attachment
 from hvd_sparse.stats.step_stats import StepStats
-from hvd_sparse.tuning.tuner import Tuning
+from hvd_sparse.tuning.stages import Tuning
 from tests import frameworks
 from tests.frameworks import Arrays
 from tests.gpus import DEVICE

@@ -23,7 +23,7 @@ from hvd_sparse.pytorch.parameters import check_kind, weakly
 from hvd_sparse.state.inheritance import checked_policy
 from hvd_sparse.stats.metrics import ScalarWriter, Sink, metrics_of, sink_of, summary_of
 from hvd_sparse.stats.step_stats import Stats
-from hvd_sparse.tuning.tuner import Tuning
+from hvd_sparse.tuning.stages import Tuning
 
 
 class TorchExchange(ABC):

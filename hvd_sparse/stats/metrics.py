@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias
 
 from hvd_sparse.stats.step_stats import Stats, StepStats
-from hvd_sparse.tuning.tuner import Tuning
+from hvd_sparse.tuning.stages import Tuning
 
 # Takes the metrics of a step, and the step's number.
 Sink: TypeAlias = Callable[[Mapping[str, float], int], None]

@@ -17,7 +17,7 @@ from hvd_sparse.stats.step_stats import Stats
 from hvd_sparse.tensorflow import checkpoint, compat, registry
 from hvd_sparse.tensorflow.gradient_exchange import GradientExchange
 from hvd_sparse.tensorflow.local_steps import ATTRIBUTE, LocalSteps
-from hvd_sparse.tuning.tuner import Tuning
+from hvd_sparse.tuning.stages import Tuning
 
 
 class Exchange:

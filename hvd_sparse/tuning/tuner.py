@@ -17,7 +17,6 @@ has measured in them, and rank 0 makes every decision that depends on measured t
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,15 +27,16 @@ from hvd_sparse.compression import Adaptive, Compression
 from hvd_sparse.compression.buckets import Layer
 from hvd_sparse.places.place import OnCpu, Place
 from hvd_sparse.places.step_clock import Reading
-from hvd_sparse.planning import in_16_bits, records
+from hvd_sparse.planning import records
 from hvd_sparse.planning.calibrate import calibrated, delayed
 from hvd_sparse.planning.network import Network
-from hvd_sparse.planning.plan import DENSE, BucketPlan, Plan
+from hvd_sparse.planning.plan import DENSE, Plan
 from hvd_sparse.planning.planner import make_plan, rules_of
 from hvd_sparse.planning.profile import Machine, Profile
 from hvd_sparse.tuning.decision import Channel, Decision
 from hvd_sparse.tuning.measure import DENSE_SUM_BYTES
 from hvd_sparse.tuning.settled_state import SettledState
+from hvd_sparse.tuning.stages import Stage, Tuning
 from hvd_sparse.tuning.step_rows import (
     Rows,
     known,
@@ -57,9 +57,6 @@ MARGIN = 0.05
 HELD_BACK_MARGIN = 0.15
 # Excess of sparse steps over their prediction that asks for a second plan.
 SURPRISE = 0.02
-# Fraction of a dense step's time within which sparse steps are far ahead. The first steps of a
-# training, in which dense ones are timed, were up to 1.6 times as slow as later ones.
-FAR_AHEAD = 0.5
 # Fraction of the time that comparisons may cost, and the fewest steps between two of them.
 COMPARISON_SHARE = 0.01
 LEAST_SETTLED_STEPS = 1000
@@ -68,68 +65,7 @@ LEAST_SETTLED_STEPS = 1000
 _DECISION_STEPS = 2
 
 
-class Stage(enum.Enum):
-    """Stages of tuning: what happens in the next step."""
-
-    DENSE = "timing dense steps"
-    PLANNING = "making a plan"
-    SPARSE = "timing sparse steps"
-    JUDGING = "comparing"
-    SETTLED = "settled"
-
-
 _TIMED = (Stage.DENSE, Stage.SPARSE)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tuning:
-    """State of tuning; the same on all ranks.
-
-    Attributes:
-        network: Network between the ranks.
-        machine: The ranks' own work.
-        stage: Stage of the next step.
-        profile: Profile that the plan was made from; None before the first plan.
-        plan: Plan that sparse steps follow; None before the first plan.
-        dense_seconds: Time of a measured dense step; None if unknown.
-        sparse_seconds: Time of a measured sparse step; None if unknown, or if the plan is dense.
-        sparse: True if the next step is sparse.
-        settled_steps: Number of settled steps until everything is measured again.
-        select_on: The thread that selects; see `simulate`.
-    """
-
-    network: Network
-    machine: Machine
-    stage: Stage = Stage.DENSE
-    profile: Profile | None = None
-    plan: Plan | None = None
-    dense_seconds: float | None = None
-    sparse_seconds: float | None = None
-    sparse: bool = False
-    settled_steps: int = 0
-    select_on: str = "caller"
-
-    @property
-    def choices(self) -> tuple[BucketPlan, ...]:
-        """The buckets of the next step; none if it is entirely dense."""
-        return self.plan.buckets if self.sparse and self.plan else ()
-
-    @property
-    def is_far_ahead(self) -> bool:
-        """True if steps are sparse, and no doubt about the dense ones' time could change that."""
-        sparse, dense = self.sparse_seconds, self.dense_seconds
-        return self.sparse and bool(sparse and dense and sparse < FAR_AHEAD * dense)
-
-    @property
-    def dense16_seconds(self) -> float | None:
-        """Time of a dense step of float32 gradients that the host sums in 16 bits.
-
-        Simulated with the host's sums of float16, which were timed. None before the first plan, or
-        if they were not timed.
-        """
-        return None if self.profile is None else in_16_bits.host_step(self.profile)
-
-
 # Fields of a Tuning that a checkpoint contains as they are.
 _SETTLED = (
     "machine", "profile", "plan", "dense_seconds", "sparse_seconds", "sparse", "settled_steps",

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from hvd_sparse.planning import in_16_bits
 from hvd_sparse.planning.planner import Rules
 from hvd_sparse.planning.quantities import shown_seconds
-
-if TYPE_CHECKING:
-    from hvd_sparse.tuning.tuner import Tuning
+from hvd_sparse.tuning.stages import Tuning
 
 
 def verdict(tuning: Tuning, *, margin: float, sparse_margin: float) -> tuple[int, str]:

@@ -10,7 +10,7 @@ import pytest
 
 from hvd_sparse.compression import LAGS, SBC, Feedback, GaussianK, GTopK, Layers, TopK, Warmup
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
-from hvd_sparse.tuning.tuner import Stage
+from hvd_sparse.tuning.stages import Stage
 from tests.checkpoints import pretend_twice_as_many_ranks
 from tests.dense_sums import DENSE_SUMS
 from tests.frameworks import any_entry, same

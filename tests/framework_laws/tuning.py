@@ -12,7 +12,7 @@ import pytest
 from hvd_sparse.compression import LAGS, Dense, Feedback, GTopK, Layers, Warmup
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.tuning import tuner
-from hvd_sparse.tuning.tuner import Stage
+from hvd_sparse.tuning.stages import Stage
 from tests.frameworks import SHAPES, any_entry
 from tests.plans import mixed_plan
 from tests.verdict import CYCLE, DENSE_STEPS

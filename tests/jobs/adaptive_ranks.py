@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hvd_sparse.torch import LAGS
-from hvd_sparse.tuning.tuner import Stage
+from hvd_sparse.tuning.stages import Stage
 
 STEPS = 30
 

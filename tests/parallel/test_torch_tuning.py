@@ -11,7 +11,7 @@ import torch
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.pytorch import places
 from hvd_sparse.torch import Exchange
-from hvd_sparse.tuning.tuner import Stage
+from hvd_sparse.tuning.stages import Stage
 from tests.device_time import LateEvent
 from tests.framework_laws import laws_in
 from tests.framework_laws import tuning as tuning_laws

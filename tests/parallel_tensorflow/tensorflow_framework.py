@@ -23,7 +23,7 @@ from hvd_sparse.tensorflow import (
 )
 from hvd_sparse.tensorflow.elastic_errors import with_horovod_errors
 from hvd_sparse.tensorflow.registry import find_exchange
-from hvd_sparse.tuning.tuner import Tuning
+from hvd_sparse.tuning.stages import Tuning
 from tests import frameworks
 from tests.frameworks import SHAPES, Arrays, Framework, Shapes
 from tests.parallel_tensorflow.ranks import a_name, loss_of

@@ -21,7 +21,7 @@ from hvd_sparse.tensorflow import (
     step_reading,
 )
 from hvd_sparse.tuning import tuner
-from hvd_sparse.tuning.tuner import Stage
+from hvd_sparse.tuning.stages import Stage
 from tests.device_time import LateEvent, late_clock
 from tests.framework_laws import laws_in, tuned_dense
 from tests.framework_laws import tuning as tuning_laws

@@ -19,8 +19,9 @@ from hvd_sparse.planning.plan import BucketPlan, Plan
 from hvd_sparse.planning.profile import Machine
 from hvd_sparse.planning.quantities import shown_seconds
 from hvd_sparse.tuning import tuner as tuning
+from hvd_sparse.tuning.stages import Stage
 from hvd_sparse.tuning.step_rows import profile_of
-from hvd_sparse.tuning.tuner import Stage, Tuner, Verdict
+from hvd_sparse.tuning.tuner import Tuner, Verdict
 
 LAYERS = (Layer("head", 1000), Layer("body", 50_000), Layer("stem", 3000))
 MACHINE = Machine(

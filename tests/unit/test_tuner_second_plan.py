@@ -8,7 +8,7 @@ import pytest
 
 from hvd_sparse.planning.plan import Plan
 from hvd_sparse.tuning import tuner as tuning
-from hvd_sparse.tuning.tuner import Stage
+from hvd_sparse.tuning.stages import Stage
 from tests.unit.test_tuner import DENSE, MACHINE, SPARSE, bucket, run, times, tuners
 
 SECOND = Plan(

@@ -6,7 +6,7 @@ import pytest
 
 from hvd_sparse.compression import LAGS, Warmup
 from hvd_sparse.tuning import tuner as tuning
-from hvd_sparse.tuning.tuner import Stage
+from hvd_sparse.tuning.stages import Stage
 from tests.unit.test_tuner import SPARSE, run, tuners
 
 # Number of steps from the first timed dense one to a verdict; the first 7 are dense.
