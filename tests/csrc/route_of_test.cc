@@ -40,7 +40,8 @@ TEST(RouteOf, IsTheDevicesWhereItCanDoIt) {
     if (one.corrects_momentum) launch.velocity = velocity;
     EXPECT_EQ(RouteOf({one.collective, one.sparsifier, one.values, one.on_device, one.connected}),
               one.route);
-    if (one.connected) EXPECT_EQ(RouteOf(spec, launch), one.route);
+    if (!one.connected) continue;
+    EXPECT_EQ(RouteOf(spec, launch), one.route);
   }
 }
 
