@@ -209,7 +209,8 @@ def test_a_dropped_optimizer_ends_its_exchange_at_once(own_exchanges, without_co
         train_an_optimizer(variables, **options)
         assert own_exchanges() == []
         held.append(descriptors_and_threads())
-    assert held[-1] == held[0]  # the first may leave threads of TensorFlow's own
+    # The first may leave threads of TensorFlow's own; what an earlier test had may end meanwhile.
+    assert all(now <= then for now, then in zip(held[-1], held[0], strict=True))
 
 
 def test_dropped_models_leave_one_exchange_until_the_next_is_built(
