@@ -93,17 +93,12 @@ bool StepEngine::Launch(int op, const std::vector<GradView>& gradients,
           " elements, got ", numel);
   Require(decays.empty() || decays.size() == gradients.size(), "op ", op, " must have ",
           gradients.size(), " decays, got ", decays.size());
-  bool is_dense = false, twice = false, starts = false, begun = false;
+  bool is_dense = false, twice = false, starts = false;
   const bool throws = done == nullptr;
   DenseInFlight dense;
   std::vector<GradView> kept = gradients;
   std::vector<float> factors = decays;
   kernels_.Follow(nullptr);
-  {
-    const std::lock_guard lock(mutex_);
-    begun = begun_;
-  }
-  if (!begun) exchange_->Check();  // it may have failed the step, which has ended
   {
     const std::lock_guard lock(mutex_);
     Require(begun_, "op ", op, " came before its step");
@@ -391,16 +386,18 @@ StepEnd StepEngine::EndTimes() {
   return timer_.End();
 }
 
-/// Ends the step, unless it has ended; it counts if all ranks have taken it.
+/// Ends the step, unless it has ended; it counts if all ranks have taken it. One that does not
+/// count, since the exchange has ended, stays open for the ops that are late: they get the error.
 void StepEngine::EndStep(bool counts) {
   const std::lock_guard lock(mutex_);
   if (!begun_) return;
   op_states_.Release();
   next_ = watched_ = 0;
   failure_ = nullptr;
+  if (!counts) return;
   begun_ = false;
   memory_ = {};
-  if (counts) ++steps_;
+  ++steps_;
 }
 
 void StepEngine::Abandon() noexcept {
