@@ -65,15 +65,16 @@ void StepDriver::SummedAs(bool finite) {
   sums_.Arrived();
 }
 
-/// Waits for the buckets that were started. Once no other one will be, commits or refuses the step
-/// and calls every `done`.
+/// Waits for the buckets that were started. If no other one will be, commits or refuses the step
+/// and calls every `done`; else the engine's progress calls this again.
 void StepDriver::Advance() {
+  const bool all_started = engine_.AllStarted();  // before the wait, which is then for all of them
   try {
     while (!engine_.Wait(kWaitSlice)) {
     }
   } catch (const Error&) {  // the engine keeps it
   }
-  if (!engine_.AllStarted()) return;
+  if (!all_started) return;
   std::exception_ptr error = engine_.Failure();
   if (error == nullptr) error = Commit();
   engine_.Abandon();
