@@ -76,7 +76,7 @@ TODAY = {
         for steps in LOCAL_STEPS
     },
     "local 8, LAGS .01": local("LAGS(adaptive=False, local_steps=8)"),
-    "local 8, dense, overlap": local("Dense(local_steps=LocalSteps(every=8, overlap=True))"),
+    "local 8, dense, delay 8": local("Dense(local_steps=LocalSteps(every=8, delay=8))"),
     "local 8, dense, moments averaged": local(
         "Dense(local_steps=LocalSteps(every=8, moments='averaged'))"
     ),

@@ -1,6 +1,6 @@
 """Types of csrc/bindings/python_*.cc; those of python_testing.cc are in _core_testing.pyi."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import ClassVar, TypeAlias
 
 import numpy as np
@@ -306,6 +306,7 @@ class StepEngine(Steps):
         momentum: float = 0.0,
         dampening: float = 0.0,
         stream: int = 0,
+        ops: Set[int] | None = None,
     ) -> bool: ...
     def launch(
         self, op: int, gradients: Sequence[_Buffer], decays: Sequence[float], stream: int = 0

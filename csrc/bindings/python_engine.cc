@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,7 +41,8 @@ class BoundEngine : public BoundSteps {
 
   bool Begin(const PyBuffer& residual, const PyBuffer& states,
              const std::optional<PyBuffer>& velocity, const std::optional<PyBuffer>& room,
-             float loss_scale, float momentum, float dampening, StreamHandle stream) const {
+             float loss_scale, float momentum, float dampening, StreamHandle stream,
+             const std::optional<std::set<int>>& ops) const {
     StepMemory memory;
     memory.residual = FloatsOf(residual, "residual");
     memory.states = StatesOf(states);
@@ -50,7 +52,7 @@ class BoundEngine : public BoundSteps {
     memory.momentum = momentum;
     memory.dampening = dampening;
     memory.origin = OriginOf(stream);
-    return engine().Begin(memory);
+    return engine().Begin(memory, ops);
   }
 
   bool Launch(int op, const std::vector<PyBuffer>& gradients, const std::vector<float>& decays,
@@ -149,7 +151,7 @@ void BindEngine(py::module_& m) {
       .def("begin", &BoundEngine::Begin, py::kw_only(), py::arg("residual"), py::arg("states"),
            py::arg("velocity") = py::none(), py::arg("room") = py::none(),
            py::arg("loss_scale") = 1.0f, py::arg("momentum") = 0.0f, py::arg("dampening") = 0.0f,
-           py::arg("stream") = 0)
+           py::arg("stream") = 0, py::arg("ops") = py::none())
       .def("launch", &BoundEngine::Launch, py::arg("op"), py::arg("gradients"), py::arg("decays"),
            py::arg("stream") = 0)
       .def(

@@ -41,9 +41,10 @@ bool DensePath::AnyPending() const {
   return any_pending_;
 }
 
-void DensePath::Begin(StreamHandle stream) {
+void DensePath::Begin(StreamHandle stream, bool of_all) {
   const std::lock_guard lock(mutex_);
   stream_ = stream;
+  of_all_ = of_all;
   joined_.clear();
   refused_ = op_refused_ = false;
 }
@@ -118,7 +119,7 @@ bool DensePath::Settle() {
   if (refused_) return false;
   for (const Joined& one : joined_) Set(one);
   joined_.clear();
-  any_pending_ = any_pending_ && op_refused_;
+  any_pending_ = any_pending_ && (op_refused_ || !of_all_);
   return true;
 }
 

@@ -57,8 +57,8 @@ class DensePath {
   /// True if the residual of some rank may be pending; equal on all ranks.
   bool AnyPending() const;
 
-  /// Begins a step, which comes from `stream`.
-  void Begin(StreamHandle stream);
+  /// Begins a step of all ops, or only of some, which comes from `stream`.
+  void Begin(StreamHandle stream, bool of_all);
 
   /// Adds residual and velocity to a gradient, as Kernels::Join does, if the residual is pending or
   /// there is a velocity; else decays the rounding error in the residual. Callable from any thread.
@@ -95,6 +95,7 @@ class DensePath {
   std::vector<bool> pending_;       // by op: this rank's residual is pending
   std::vector<bool> has_rounding_;  // by op: it may hold a rounding error, which is not added
   bool any_pending_;
+  bool of_all_ = true;       // this step
   bool refused_ = false;     // this step
   bool op_refused_ = false;  // one of its ops
   std::vector<Joined> joined_;

@@ -35,8 +35,9 @@ bool OpStates::HasAll(std::size_t first, std::size_t end) const {
   return std::all_of(states + first, states + end, [](const State& one) { return one.taken; });
 }
 
-bool OpStates::Complete() const {
-  return std::all_of(states_.begin(), states_.end(),
+bool OpStates::Complete(std::size_t first, std::size_t end) const {
+  const State* const states = states_.data();
+  return std::all_of(states + first, states + end,
                      [](const State& one) { return one.taken || one.sent_dense; });
 }
 

@@ -36,8 +36,8 @@ class OpStates {
   bool Any() const;
   bool HasAll(std::size_t first, std::size_t end) const;
 
-  /// Returns true if all ops were handed over in this step.
-  bool Complete() const;
+  /// Returns true if all ops of [first, end) were handed over in this step.
+  bool Complete(std::size_t first, std::size_t end) const;
 
   /// Return the gradients of the ops [first, end), and their decays, one op after the other.
   std::vector<GradView> GradientsOf(std::size_t first, std::size_t end) const;

@@ -23,12 +23,14 @@ StepEngine::StepEngine(Exchange* exchange, std::vector<OpGradients> ops,
       dense_path_(layout_.size(), exchange->Size(), kernels_),
       sampler_(rules_.measure_every, kernels_) {
   layout_.Adopt(std::move(buckets));
+  order_ = layout_.order();
 }
 
 void StepEngine::Replace(std::vector<DrivenBucket> buckets) {
   const std::lock_guard lock(mutex_);
   Require(!op_states_.Any(), "buckets cannot be replaced while gradients are in flight");
   layout_.Adopt(std::move(buckets));
+  order_ = layout_.order();
   dense_path_.MarkAllPending();
 }
 
@@ -61,18 +63,19 @@ std::int64_t StepEngine::Room() const {
   return RoomFor(layout_, rules_);
 }
 
-bool StepEngine::Begin(const StepMemory& memory) {
+bool StepEngine::Begin(const StepMemory& memory, const std::optional<std::set<int>>& ops) {
   exchange_->Check();
   {
     const std::lock_guard lock(mutex_);
     CheckMemory(memory, layout_, rules_);
     if (!op_states_.Any()) {
+      order_ = ops ? layout_.OrderOf(*ops) : layout_.order();
       begun_ = true;
       sums_problem_.clear();
       memory_ = memory;
       op_states_.Begin();
       sampler_.Begin(steps_);
-      dense_path_.Begin(memory.origin.stream);
+      dense_path_.Begin(memory.origin.stream, order_.size() == layout_.buckets());
       timer_.Begin(memory.origin.stream);
       check_finite_ = rules_.has_velocity || layout_.Exchanges() || dense_path_.AnyPending();
       return check_finite_;
@@ -104,6 +107,7 @@ bool StepEngine::Launch(int op, const std::vector<GradView>& gradients,
     Require(begun_, "op ", op, " came before its step");
     Require(origin == memory_.origin, "op ", op, " must come from the stream of its step, on ",
             memory_.origin.device.Name(), "; got another one, on ", origin.device.Name());
+    Require(TakesPart(layout_.number_of(number)), "op ", op, " takes no part in this step");
     timer_.Arrived(number);
     if (factors.empty()) factors.assign(gradients.size(), memory_.decay);
     is_dense = layout_.bucket_of(number).is_dense();
@@ -167,13 +171,13 @@ void StepEngine::Drain() noexcept {
     std::size_t bucket = 0;
     {
       const std::lock_guard lock(mutex_);
-      while (next_ < layout_.buckets() && layout_.bucket(layout_.at(next_)).is_dense()) ++next_;
-      if (failure_ != nullptr || next_ == layout_.buckets()) {
+      while (next_ < order_.size() && layout_.bucket(order_[next_]).is_dense()) ++next_;
+      if (failure_ != nullptr || next_ == order_.size()) {
         draining_ = false;
         progress_(failure_ != nullptr);
         return;
       }
-      bucket = layout_.at(next_);
+      bucket = order_[next_];
       if (!HasAllOf(bucket)) {
         draining_ = false;
         break;
@@ -202,6 +206,18 @@ bool StepEngine::HasAllOf(std::size_t bucket) const {
   return op_states_.HasAll(first, end);
 }
 
+/// True if all ops of the step were handed over. The caller holds the mutex, as for TakesPart.
+bool StepEngine::Complete() const {
+  return std::all_of(order_.begin(), order_.end(), [this](std::size_t bucket) {
+    const auto [first, end] = layout_.OpsOf(bucket);
+    return op_states_.Complete(first, end);
+  });
+}
+
+bool StepEngine::TakesPart(std::size_t bucket) const {
+  return std::find(order_.begin(), order_.end(), bucket) != order_.end();
+}
+
 /// Starts the bucket whose turn it is, and all of whose ops are there.
 void StepEngine::Start(std::size_t bucket) {
   hvd_sparse::Launch launch;
@@ -221,7 +237,7 @@ void StepEngine::Start(std::size_t bucket) {
 
 bool StepEngine::AllStarted() const {
   const std::lock_guard lock(mutex_);
-  return op_states_.Any() && !draining_ && (failure_ != nullptr || next_ == layout_.buckets());
+  return op_states_.Any() && !draining_ && (failure_ != nullptr || next_ == order_.size());
 }
 
 std::exception_ptr StepEngine::Failure() const {
@@ -238,7 +254,7 @@ bool StepEngine::Wait(double seconds) {
       {
         const std::lock_guard lock(mutex_);
         if (watched_ == next_) return true;
-        bucket = layout_.bucket(layout_.at(watched_)).bucket;
+        bucket = layout_.bucket(order_[watched_]).bucket;
         stream = memory_.origin.stream;
       }
       if (bucket != DrivenBucket::kDense && !exchange_->Wait(bucket, seconds, stream)) return false;
@@ -279,7 +295,7 @@ bool StepEngine::Commit() {
   std::string problem;
   {
     const std::lock_guard lock(mutex_);
-    Require(begun_ && (op_states_.Complete() || !check_finite_) && watched_ == next_,
+    Require(begun_ && (Complete() || !check_finite_) && watched_ == next_,
             "a step is committed once all its ops were handed over and have arrived");
     problem = sums_problem_;
   }
@@ -322,7 +338,7 @@ void StepEngine::CommitPart(const std::vector<int>& ops) {
     const std::lock_guard lock(mutex_);
     buckets = BucketsOf(ops);
     is_dense = ops.empty() || buckets.count(DrivenBucket::kDense) > 0;
-    Require(begun_ && (ops.empty() || op_states_.Complete()),
+    Require(begun_ && (ops.empty() || Complete()),
             "a part of a step is committed once all ops of the step were handed over");
     Require(!is_dense || buckets.size() <= 1,
             "a part of a step must not have ops that are exchanged and ops that are sent dense");
@@ -369,7 +385,7 @@ std::vector<BucketStats> StepEngine::Stats() const {
   std::vector<BucketStats> stats;
   for (std::size_t i = 0; i < layout_.buckets(); ++i) {
     const DrivenBucket& one = layout_.bucket(i);
-    if (!one.is_dense()) stats.push_back(exchange_->Stats(one.bucket));
+    if (!one.is_dense() && TakesPart(i)) stats.push_back(exchange_->Stats(one.bucket));
   }
   return stats;
 }

@@ -33,6 +33,7 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -86,11 +87,12 @@ class StepEngine {
   /// Returns how many elements of scratch memory the next step needs.
   std::int64_t Room() const;
 
-  /// Begins a step on this memory, which must be valid until Commit or Abandon. Returns true if
-  /// dense sums must be checked for NaN and Inf, on all ranks alike: a sparse bucket, a residual or
-  /// a velocity takes part in the step. Else its ops need not be handed over. Throws the error that
-  /// ended the exchange.
-  bool Begin(const StepMemory& memory);
+  /// Begins a step on this memory, which must be valid until Commit or Abandon: of all ops, or of
+  /// the buckets that these ops form, on all ranks alike. Returns true if dense sums must be
+  /// checked for NaN and Inf, on all ranks alike: a sparse bucket, a residual or a velocity takes
+  /// part in the step. Else its ops need not be handed over. Throws the error that ended the
+  /// exchange.
+  bool Begin(const StepMemory& memory, const std::optional<std::set<int>>& ops = std::nullopt);
 
   /// Hands over the gradients of an op. Starts its bucket, and others that waited for it, on this
   /// thread. `decays`: the factor of the residual of each gradient; empty: that of the step's
@@ -145,8 +147,8 @@ class StepEngine {
   /// Returns the observations of a step. Called once, after Commit.
   StepEnd EndTimes();
 
-  /// Returns the statistics of the last step of each bucket that is exchanged, in the order in
-  /// which the buckets were given.
+  /// Returns the statistics of each bucket that is exchanged in this step, or was in the last one,
+  /// in the order in which the buckets were given.
   std::vector<BucketStats> Stats() const;
 
   /// Returns the norms of this rank's residual that were noted, each after the number of steps
@@ -185,6 +187,8 @@ class StepEngine {
  private:
   void Drain() noexcept;
   bool HasAllOf(std::size_t bucket) const;
+  bool Complete() const;
+  bool TakesPart(std::size_t bucket) const;
   void Start(std::size_t bucket);
   void Refuse(bool sums_are_finite);
   void FailWith(std::exception_ptr failure) noexcept;
@@ -204,12 +208,13 @@ class StepEngine {
   OpStates op_states_;
   StepMemory memory_;
   bool begun_ = false;
-  bool check_finite_ = false;   // what Begin has returned
-  std::string sums_problem_;    // why the reported sums cannot be applied; empty: all are finite
-  std::size_t next_ = 0;        // place in the order of the next bucket to start
-  std::size_t watched_ = 0;     // and of the next one to wait for
-  bool draining_ = false;       // a thread starts buckets
-  std::exception_ptr failure_;  // the first
+  bool check_finite_ = false;  // what Begin has returned
+  std::string sums_problem_;   // why the reported sums cannot be applied; empty: all are finite
+  std::vector<std::size_t> order_;  // the buckets of this step, as they start
+  std::size_t next_ = 0;            // place in the order of the next bucket to start
+  std::size_t watched_ = 0;         // and of the next one to wait for
+  bool draining_ = false;           // a thread starts buckets
+  std::exception_ptr failure_;      // the first
   std::int64_t steps_ = 0;
   std::vector<std::pair<std::int64_t, double>> residual_norms_;
 

@@ -69,6 +69,22 @@ void StepLayout::Reorder(const std::vector<int>& order) {
   order_ = std::move(wanted);
 }
 
+std::vector<std::size_t> StepLayout::OrderOf(const std::set<int>& ops) const {
+  std::vector<int> found(buckets_.size());
+  for (const int op : ops) {
+    Require(0 <= op && op < static_cast<int>(size()), "op must lie in [0, ", size(), "), got ", op);
+    ++found[bucket_of_[static_cast<std::size_t>(op)]];
+  }
+  std::vector<std::size_t> chosen;
+  for (const std::size_t bucket : order_) {
+    if (found[bucket] == 0) continue;
+    Require(found[bucket] == buckets_[bucket].ops, "a step must have all ", buckets_[bucket].ops,
+            " ops of a bucket, got ", found[bucket]);
+    chosen.push_back(bucket);
+  }
+  return chosen;
+}
+
 bool StepLayout::Exchanges() const {
   return !std::all_of(buckets_.begin(), buckets_.end(),
                       [](const DrivenBucket& one) { return one.is_dense(); });

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -69,10 +70,15 @@ class StepLayout {
 
   std::size_t buckets() const { return buckets_.size(); }
   const DrivenBucket& bucket(std::size_t number) const { return buckets_[number]; }
-  const DrivenBucket& bucket_of(std::size_t op) const { return buckets_[bucket_of_[op]]; }
+  std::size_t number_of(std::size_t op) const { return bucket_of_[op]; }  ///< of its bucket
+  const DrivenBucket& bucket_of(std::size_t op) const { return buckets_[number_of(op)]; }
 
-  /// The number of the bucket at this place in the starting order.
-  std::size_t at(std::size_t place) const { return order_[place]; }
+  /// All buckets in starting order.
+  const std::vector<std::size_t>& order() const { return order_; }
+
+  /// Returns the buckets of some ops, all of each bucket's, in starting order. Throws
+  /// InvalidArgument if there are no such ops, or some of a bucket are missing.
+  std::vector<std::size_t> OrderOf(const std::set<int>& ops) const;
 
   /// The ops of a bucket: its first, and the one after its last.
   std::pair<std::size_t, std::size_t> OpsOf(std::size_t bucket) const {

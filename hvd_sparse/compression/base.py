@@ -113,6 +113,11 @@ class Compression(Part):
         """True if ranks take local steps."""
         return self.local_steps is not None
 
+    @property
+    def fragments(self) -> int:
+        """Number of fragments that are exchanged at steps of their own."""
+        return self.local_steps.fragments if self.is_local else 1
+
     def __post_init__(self) -> None:
         own = type(self)
         if own is Compression:
@@ -151,7 +156,7 @@ class Compression(Part):
         feedback = replace(self.feedback, momentum=KEEP, rescale=False)
         if self.warmup is None:
             return replace(self, feedback=feedback)
-        steps = math.ceil(self.warmup.steps / self.local_steps.first)
+        steps = math.ceil(self.warmup.steps * self.fragments / self.local_steps.first)
         warmup = replace(self.warmup, steps=steps)
         return replace(self, feedback=feedback, warmup=warmup)  # type: ignore[call-arg]
 
@@ -231,6 +236,11 @@ class SparseCompression(Compression):
             raise InvalidArgumentError(
                 "adaptive must be False where layers are not layer_wise: one unit has nothing to "
                 "hide behind"
+            )
+        if self.adaptive and self.fragments > 1:
+            raise InvalidArgumentError(
+                "adaptive must be False where local steps meet in fragments, which a plan would "
+                f"merge, got {self.fragments} fragments"
             )
 
     @property

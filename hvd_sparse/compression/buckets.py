@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hvd_sparse.compression.parts import MAX_BUCKET_NUMEL
@@ -84,6 +84,25 @@ def check_size(layer: Layer) -> None:
             f"'{layer.name}' has {layer.numel} elements; a sparse exchange takes at most "
             f"{MAX_BUCKET_NUMEL} per parameter"
         )
+
+
+def fragments_of(layers: Sequence[Layer], count: int) -> list[list[Layer]]:
+    """Returns the layers in fragments of about the same size, in the given order.
+
+    Args:
+        layers: The layers. All slices of a parameter belong to one fragment.
+        count: Number of fragments; fewer are returned if a layer is larger than one.
+    """
+    numel_of: dict[str, int] = {}
+    for layer in layers:
+        numel_of[layer.parameter] = numel_of.get(layer.parameter, 0) + layer.numel
+    total, before = max(1, sum(numel_of.values())), 0
+    fragment_of = {}
+    for name, numel in numel_of.items():  # by the middle of a parameter
+        fragment_of[name] = min((2 * before + numel) * count // (2 * total), count - 1)
+        before += numel
+    groups = itertools.groupby(layers, lambda layer: fragment_of[layer.parameter])
+    return [list(group) for _, group in groups]
 
 
 def assign_buckets(

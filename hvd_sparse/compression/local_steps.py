@@ -104,6 +104,10 @@ class LocalSteps(Part):
     place of the gradient: it joins the residual, and what is exchanged moves the common weights,
     with which all ranks continue. Statistics of batch normalisation stay each rank's own.
 
+    In a streaming meeting, fragments of the model meet in turn, at steps that are spread over the
+    interval, and each rank goes on stepping while a fragment is in flight: it keeps what it has
+    done since its difference was taken.
+
     Args:
         every: Steps from one meeting to the next, at least 2; an AdaComm, which changes their
             number as the loss falls; or "auto": as few, up to 32, as make meetings take a tenth of
@@ -111,18 +115,26 @@ class LocalSteps(Part):
         outer: The optimizer of the common weights.
         moments: "local": the moments of the ranks' optimizers stay their own; "averaged": each
             meeting averages them, as a dense sum of the host's.
-        overlap: True if differences are exchanged while the ranks take the next steps, and move the
-            common weights one meeting later. PyTorch only.
+        fragments: Parts of the model, of about the same size, each of which meets every `every`
+            steps, at a step of its own; in [1, every]. PyTorch only.
+        delay: Steps that a rank takes while a fragment's differences are in flight; then their
+            average moves the common weights. At most every / fragments: one fragment is in flight
+            at a time. 0: the step waits. PyTorch only.
 
     Raises:
-        InvalidArgumentError: An argument lies outside its limits, or `moments` are averaged with
-            `overlap`, under which no step waits for a meeting.
+        InvalidArgumentError: An argument lies outside its limits, or `fragments` or `delay` are
+            given with averaged moments, or with a rule for the number of steps.
+
+    Reference:
+        Douillard et al., Streaming DiLoCo with overlapping communication: Towards a Distributed
+        Free Lunch, https://arxiv.org/abs/2501.18512.
     """
 
     every: int | str | AdaComm
     outer: Outer = AVERAGES
     moments: str = LOCAL
-    overlap: bool = False
+    fragments: int = 1
+    delay: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.every, AdaComm) and self.every != AUTO:
@@ -130,12 +142,33 @@ class LocalSteps(Part):
             self._keep(every=every)
         checked_kind("LocalSteps outer", self.outer, Outer)
         checked_choice("LocalSteps moments", self.moments, (LOCAL, AVERAGED))
-        checked_choice("LocalSteps overlap", self.overlap, (True, False))
-        if self.overlap and self.moments != LOCAL:
+        longest = self.every if isinstance(self.every, int) else MOST_LOCAL_STEPS
+        fragments = checked_count("LocalSteps fragments", self.fragments, low=1, high=longest)
+        most = longest // fragments
+        self._keep(
+            fragments=fragments,
+            delay=checked_count("LocalSteps delay", self.delay, low=0, high=most),
+        )
+        if self.streams:
+            self._check_streaming()
+
+    def _check_streaming(self) -> None:
+        streams = f"{self.fragments} fragments and a delay of {self.delay}"
+        if not isinstance(self.every, int):
             raise InvalidArgumentError(
-                f"LocalSteps moments must be {LOCAL!r} with overlap, under which no step waits for "
-                f"a meeting, got {self.moments!r}"
+                f"LocalSteps every must be a number with fragments or a delay, got {self.every!r} "
+                f"with {streams}"
             )
+        if self.moments != LOCAL:
+            raise InvalidArgumentError(
+                f"LocalSteps moments must be {LOCAL!r} with fragments or a delay, since they are "
+                f"averaged in one sum that steps wait for, got {self.moments!r} with {streams}"
+            )
+
+    @property
+    def streams(self) -> bool:
+        """True if meetings stream: in fragments, or while the ranks take their next steps."""
+        return self.fragments > 1 or self.delay > 0
 
     @property
     def first(self) -> int:

@@ -32,6 +32,9 @@ _NO_MPI = (
 )
 _CPU = torch.device("cpu")
 
+# Bytes of an array that travel with its length.
+_BEGINNING = 256
+
 # Groups for messages in memory of the CPU, by the name of a group whose backend takes none.
 _on_cpu: dict[str, dist.ProcessGroup] = {}
 
@@ -59,10 +62,11 @@ class _Pending(Generic[_Result]):
 
 
 class _Gathering:
-    """Arrays of any lengths on their way to all ranks: first their lengths, then what they hold.
+    """Arrays of any lengths on their way to all ranks: first their lengths, with their beginnings.
 
-    The second operation starts in the first call of `done` after the first has ended. All ranks
-    wait for their operations in the same order, so they start this one in the same order, too.
+    If one is longer than that, a second operation starts in the first call of `done` after the
+    first has ended. All ranks wait for their operations in the same order, so they start this one
+    in the same order, too.
 
     Args:
         array: This rank's array, whose first axis may differ in length from other ranks'.
@@ -76,10 +80,9 @@ class _Gathering:
         self._group = group
         self._row = self._array.itemsize * math.prod(self._array.shape[1:])  # bytes
         self._size = dist.get_world_size(group)
-        length = torch.tensor([len(array)], dtype=torch.int64, device=_CPU)
-        self._lengths = [torch.empty_like(length) for _ in range(self._size)]
         self._contents: list[torch.Tensor] | None = None
-        self._work = dist.all_gather(self._lengths, length, group=group, async_op=True)
+        length = np.array([len(array)], np.int64).view(np.uint8)
+        self._first = self._send([length, self._bytes[:_BEGINNING]], length.nbytes + _BEGINNING)
 
     def done(self) -> bool:
         if not self._work.is_completed():
@@ -87,11 +90,12 @@ class _Gathering:
         if self._contents is not None:
             return True
         _wait(self._work)
-        longest = max(int(length) for length in self._lengths)
-        own = torch.zeros(longest * self._row, dtype=torch.uint8, device=_CPU)
-        own.numpy()[: self._array.nbytes] = self._array.view(np.uint8).reshape(-1)
-        self._contents = [torch.empty_like(own) for _ in range(self._size)]
-        self._work = dist.all_gather(self._contents, own, group=self._group, async_op=True)
+        self._lengths = [int(one[:8].view(torch.int64)) for one in self._first]
+        longest = max(self._lengths) * self._row
+        if longest <= _BEGINNING:
+            self._contents = [one[8:] for one in self._first]
+            return True
+        self._contents = self._send([self._bytes], longest)
         return False
 
     def result(self) -> NDArray[Any]:
@@ -100,11 +104,24 @@ class _Gathering:
         _wait(self._work)
         assert self._contents is not None
         parts = [
-            content.numpy()[: int(length) * self._row]
+            content.numpy()[: length * self._row]
             for content, length in zip(self._contents, self._lengths, strict=True)
         ]
         joint = np.concatenate(parts).view(self._array.dtype)
         return joint.reshape(-1, *self._array.shape[1:])
+
+    @property
+    def _bytes(self) -> NDArray[np.uint8]:
+        return self._array.view(np.uint8).reshape(-1)
+
+    def _send(self, parts: list[NDArray[np.uint8]], nbytes: int) -> list[torch.Tensor]:
+        """Starts an operation that brings so many bytes of each rank, which are returned."""
+        own = torch.zeros(nbytes, dtype=torch.uint8, device=_CPU)
+        joint = np.concatenate(parts)
+        own.numpy()[: joint.size] = joint
+        everywhere = [torch.empty_like(own) for _ in range(self._size)]
+        self._work = dist.all_gather(everywhere, own, group=self._group, async_op=True)
+        return everywhere
 
 
 class _Roll:

@@ -97,6 +97,7 @@ class Interval:
 
     Args:
         local_steps: Their number, or the rule for it.
+        fragments: Number of fragments, which meet in turn within the interval.
         clock: Returns seconds.
         warns: True to log a warning, once, of losses that the rule cannot follow.
 
@@ -109,6 +110,7 @@ class Interval:
         self,
         local_steps: LocalSteps,
         *,
+        fragments: int = 1,
         clock: Callable[[], float] = time.monotonic,
         warns: bool = True,
     ) -> None:
@@ -116,6 +118,7 @@ class Interval:
         self._rule = None if isinstance(every, int) else every
         self.length = local_steps.first
         self.taken = 0
+        self._fragments = fragments
         self._clock = clock
         self._chosen_at = self._began = self._met = clock()
         self._meeting = 0.0  # seconds of the last one
@@ -133,10 +136,13 @@ class Interval:
         """True if the rule needs the loss of local steps."""
         return isinstance(self._rule, AdaComm)
 
-    def step(self) -> bool:
-        """Counts a local step; returns true if the ranks are to meet after it."""
+    def step(self) -> int | None:
+        """Counts a local step; returns the number of the fragment that meets after it, if any."""
         self.taken += 1
-        return self.taken >= self.length
+        if self.taken >= self.length:
+            return self._fragments - 1
+        number, rest = divmod(self.taken * self._fragments, self.length)
+        return number - 1 if rest < self._fragments else None
 
     def note_loss(self, loss: Any) -> None:
         """Notes the loss of a local step: a number, or a tensor with one element."""

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from hvd_sparse import _core
 from hvd_sparse.compression import Compression
-from hvd_sparse.compression.buckets import Bucket, Layer, assign_buckets
+from hvd_sparse.compression.buckets import Bucket, Layer, assign_buckets, fragments_of
 from hvd_sparse.compression.checks import checked_density
 from hvd_sparse.compression.collectives import SHARD_SUM
 from hvd_sparse.compression.parts import AUTO, Warmup
@@ -127,7 +127,8 @@ def fixed_choices(layers: Sequence[Layer], compression: Compression) -> tuple[Bu
     """Returns the buckets of a compression that is not adaptive.
 
     Args:
-        layers: The layers, in the order in which their gradients are expected.
+        layers: The layers, in the order in which their gradients are expected. No bucket has layers
+            of two fragments.
         compression: The compression, whose density holds for every layer; "auto" stands for
             allgather and plain indices.
     """
@@ -140,8 +141,9 @@ def fixed_choices(layers: Sequence[Layer], compression: Compression) -> tuple[Bu
             wire="packed" if compression.indices == "packed" else "plain",
             values="float32" if compression.values == AUTO else compression.values,
         )
+        for fragment in fragments_of(layers, compression.fragments)
         for bucket in assign_buckets(
-            layers,
+            fragment,
             bucket_numel=compression.layers.bucket_numel,
             layer_wise=compression.layers.layer_wise,
         )

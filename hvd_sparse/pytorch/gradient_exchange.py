@@ -12,7 +12,7 @@ import enum
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import ClassVar
@@ -82,6 +82,7 @@ class GradientExchange(ABC):
         passes: Backward passes per step.
         conditions: Those under which plan and thresholds are found, for checkpoints.
         mark: The user's mark of the current step; see `mark_step`.
+        fragment: The parameters that take part in the next step; None: all of them.
     """
 
     any_ended_early: ClassVar[bool] = False
@@ -94,6 +95,7 @@ class GradientExchange(ABC):
         self.averages = settings.reduction.averages
         self.passes = settings.backward_passes_per_step
         self.mark = ""
+        self.fragment: Container[str] | None = None
         self.phase = Phase.IDLE
         # Of a step that was committed, and is yet to be ended by all ranks together: its times, if
         # they are known, and true if the quality of selection may be measured.
@@ -209,7 +211,7 @@ class GradientExchange(ABC):
         if self.phase is Phase.EXCHANGED:  # the averages belong to the program
             self.release()
         hooks.surround(self.optimizer())  # step() may have been replaced since
-        self.steps.begin()
+        self.steps.begin(self.fragment)
         if self.core.checks:
             self.core.note(guards.describe_step(self.optimizer(), self.mark))
         self.phase = Phase.GATHERING
@@ -277,7 +279,7 @@ class GradientExchange(ABC):
             if self.steps.can_undo:  # the scaler throws this step away
                 self.steps.undo(self.parameters)
             applied = False
-        for slot in self.slots:
+        for slot in (slot for slot in self.slots if slot.launched):
             if applied:
                 slot.write_back()
             else:

@@ -8,7 +8,7 @@ weights, with which all ranks go on: after each meeting, weights are bitwise equ
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from hvd_sparse import log
+from hvd_sparse.compression.buckets import fragments_of
 from hvd_sparse.compression.local_steps import AVERAGED, Outer
 from hvd_sparse.errors import NonFiniteGradientError
 from hvd_sparse.exchange.interval import Interval, warn_of_density
@@ -52,6 +53,9 @@ class Joining(Protocol):
 class LocalSteps(GradientExchange):
     """Local steps: each rank takes its own, and a step of the exchange is a meeting.
 
+    In streaming meetings, it is the meeting of a fragment: `_take` starts it, and `_land` ends it,
+    `delay` steps later.
+
     Attributes:
         interval: Counts the local steps until the next meeting.
         joining: Checks that ranks without data can follow; None unless there may be such ranks.
@@ -71,17 +75,35 @@ class LocalSteps(GradientExchange):
         is_rank0 = link.world.rank == 0
         if is_rank0 and compression.values != "binary":
             warn_of_density(compression.density)
-        self.interval = Interval(compression.local_steps, warns=is_rank0)
-        self._outer = _OuterSteps(compression.local_steps.outer)
-        self._overlaps = compression.local_steps.overlap
+        self._options = options = compression.local_steps
+        self._fragments = self._names_by_fragment()
+        self.interval = Interval(options, fragments=len(self._fragments), warns=is_rank0)
+        self._outer = _OuterSteps(options.outer)
         self._common: dict[str, torch.Tensor] = {}  # float32 at least
         self._checksum = 0  # of the common weights, if no meeting has made them
-        # While a meeting overlaps an interval, the weights at which this began, and what the
-        # meeting has delivered, once it has ended.
-        self._start: dict[str, torch.Tensor] = {}
+        self._is_apart = False  # this rank's weights may differ from the common ones
+        # The fragment in flight: its parameters, the steps since their differences were taken, the
+        # weights at that time if there may be any, what was delivered, once it has arrived, and the
+        # error if no rank applies it.
+        self._in_flight: list[str] = []
+        self._age = 0
+        self._taken: dict[str, torch.Tensor] = {}
         self._averages: dict[str, torch.Tensor] = {}
-        self._refused: NonFiniteGradientError | None = None  # raised at the next meeting
-        self._averages_moments = compression.local_steps.moments == AVERAGED
+        self._refused: NonFiniteGradientError | None = None
+        self._reports: Callable[[], list[list[float]]] | None = None
+        # Of narrow weights, what the next difference is taken from, if not from the common ones.
+        self._start: dict[str, torch.Tensor] = {}
+
+    def _names_by_fragment(self) -> list[set[str]]:
+        """Returns the parameters of each fragment; a small one joins that of the one before it."""
+        groups = fragments_of(self.layers, self._options.fragments)
+        number_of = {layer.name: number for number, group in enumerate(groups) for layer in group}
+        names: list[set[str]] = [set() for _ in range(max(1, len(groups)))]
+        number = 0
+        for slot in reversed(self.slots):
+            number = number_of.get(slot.name, number)
+            names[number].add(slot.name)
+        return names
 
     def synchronize(self) -> None:
         """Does nothing: a local step takes this rank's own gradients.
@@ -92,20 +114,20 @@ class LocalSteps(GradientExchange):
         self.core.check()
 
     def stepping(self, *, synchronized: bool) -> None:
-        """Notes the common weights before the first local step of an interval."""
+        """Notes the common weights before the first local step after a meeting of all fragments."""
         del synchronized
-        if self.interval.taken == 0 and not self._start:
+        if not self._is_apart:
             self._note_common()
 
     def forget_gradients(self, reason: str) -> None:
         """Does nothing: gradients are this rank's own, and differences in flight are not theirs."""
 
     def refuse_if_busy(self, reason: str) -> None:
-        """Waits for a meeting that overlaps local steps, on this rank alone if need be."""
+        """Waits for a fragment in flight, on this rank alone if need be."""
         self._wait()
 
     def settle(self, *, quietly: bool = False) -> None:
-        """Waits for a meeting in flight, which the next one or nobody applies.
+        """Waits for a fragment in flight, which a later step or nobody applies.
 
         Args:
             quietly: True to raise no error, which has ended the exchange.
@@ -128,19 +150,17 @@ class LocalSteps(GradientExchange):
             self._checksum = zlib.crc32(common.cpu().numpy().data, self._checksum)
 
     def stepped(self) -> None:
-        """Counts a local step; the last one of an interval ends in a meeting. See `meet`."""
+        """Counts a local step, which may end in a meeting. See `meet`."""
         if self.joining is not None:
             with self.ending():
                 self.joining.check_step()
-        if self.interval.step():
-            self.meet(overlaps=self._overlaps)
+        self._count_step()
 
     def follow(self) -> None:
         """Counts a local step of the other ranks, in which this one, out of data, did nothing."""
         self.stepping(synchronized=True)
         try:
-            if self.interval.step():
-                self.meet(overlaps=self._overlaps)
+            self._count_step()
         except NonFiniteGradientError as error:  # those who took the step may go on after it
             with suppress(Exception):  # from the program's own log handler
                 log.logger.warning("at a meeting: %s", error)
@@ -152,13 +172,8 @@ class LocalSteps(GradientExchange):
                 self.joining.check_meeting()
         self.meet()
 
-    def meet(self, *, overlaps: bool = False) -> None:
+    def meet(self) -> None:
         """Averages the ranks' differences, and moves all ranks to the new common weights.
-
-        Args:
-            overlaps: True to return while the differences are in flight. The next meeting moves the
-                common weights by what is delivered; until then, each rank's own weights are the
-                common ones less its difference in flight.
 
         Raises:
             RanksDisagreeError: The ranks have not taken as many local steps.
@@ -167,22 +182,47 @@ class LocalSteps(GradientExchange):
                 common ones again.
             ExchangeFailedError: Another rank ended the exchange, or died.
         """
-        self._wait()
-        reports = self._reports()
-        if self.interval.taken == 0 and not self._start:
-            return
-        refused = self._finish()
-        if self.interval.taken:
-            self._send(overlaps=overlaps)
-        if not overlaps:
-            refused = self._finish() or refused
-            self._start = {}
-            self._set(self._common)
-            if self._averages_moments and refused is None:
+        refused = self._land()
+        self._reports = self._report()
+        reports = self._checked_reports()
+        if self._is_apart:
+            self._take(None)
+            refused = self._land() or refused
+            if self._options.moments == AVERAGED and refused is None:
                 params = (slot.param for slot in self.slots)
                 self.average(moments.moments_of(self.optimizer(), params), "moments")
-        self._checksum = 0
-        self.interval.meet(reports)
+            self.interval.meet(reports)
+        if refused is not None:
+            raise refused
+
+    def _count_step(self) -> None:
+        self._is_apart = True
+        self._age += 1
+        number = self.interval.step()
+        if self._options.streams:
+            self._stream(number)
+        elif number is not None:
+            self.meet()
+
+    def _stream(self, number: int | None) -> None:
+        """Ends the meeting of a fragment, or begins that of another one, if its step has come.
+
+        Args:
+            number: The fragment that meets after this step, if one does.
+
+        Raises:
+            NonFiniteGradientError: As `meet`, for the fragment whose meeting ends.
+        """
+        refused = None
+        if self._age >= self._options.delay or number is not None:
+            refused = self._land()
+        if number is not None:
+            self._reports = self._report()
+            self._take(self._fragments[number])
+            if not self._options.delay:
+                refused = self._land() or refused
+            if number + 1 == len(self._fragments):
+                self.interval.meet(())
         if refused is not None:
             raise refused
 
@@ -197,19 +237,25 @@ class LocalSteps(GradientExchange):
         return DenseReducer(link, reduction)
 
     @torch.no_grad()
-    def _send(self, *, overlaps: bool) -> None:
-        """Starts the exchange of this rank's differences."""
+    def _take(self, names: set[str] | None) -> None:
+        """Starts the exchange of this rank's differences of some parameters; None: of all."""
+        self.fragment = names
+        self._age = 0
+        stays = names is not None and self._options.delay > 0
         for slot in reversed(self.slots):
+            if names is not None and slot.name not in names:
+                continue
             assert isinstance(slot, DifferenceSlot)
             common, param = self._common[slot.name], slot.param.detach()
-            start = self._start.get(slot.name, common).to(param.dtype).to(common.dtype)
-            slot.delivered = difference = start - param
-            if overlaps:
-                own = torch.where(difference.isfinite(), difference, 0)
-                param.copy_(common - own)
-                self._start[slot.name] = param.clone()
+            start = self._start.pop(slot.name, None)
+            if start is None:
+                start = common.to(param.dtype).to(common.dtype)
+            slot.delivered = start - param
+            self._in_flight.append(slot.name)
+            if stays:
+                self._taken[slot.name] = param.clone()
             self.arrived(slot)
-        if overlaps:  # this rank may wait for them alone, and all must be under way then
+        if stays:  # this rank may wait for them alone, and all must be under way then
             with self.ending():
                 self.launch()
             # Others still need this rank's part, even if this optimizer is dropped now.
@@ -225,39 +271,81 @@ class LocalSteps(GradientExchange):
         except NonFiniteGradientError as error:
             self._refused = error
             return
-        self._averages = {slot.name: slot.gradient() for slot in self.slots}
+        self._averages = {slot.name: slot.gradient() for slot in self.slots if slot.launched}
         self.release()
 
     @torch.no_grad()
-    def _finish(self) -> NonFiniteGradientError | None:
-        """Waits for differences in flight, and moves the common weights. Collective.
+    def _land(self) -> NonFiniteGradientError | None:
+        """Waits for differences in flight, if any, and moves the weights by them. Collective.
 
         Returns:
             The error of a meeting that no rank applies.
         """
+        if not self._in_flight:
+            return None
+        self._checked_reports()
         self._wait()
         self.end_step()
         self.release()
-        refused, self._refused = self._refused, None
         for name, average in self._averages.items():
             self._outer.step(name, self._common[name], average)
-        self._averages = {}
+        for name in self._in_flight:
+            self._move(name, self._taken.get(name))
+        if not self._averages:
+            self._restore_finite()
+        if self._age == 0 and len(self._in_flight) == len(self.slots):
+            self._is_apart = False
+        self._in_flight, self._taken, self._averages = [], {}, {}
+        refused, self._refused = self._refused, None
         return refused
 
-    def _reports(self) -> list[list[float]]:
-        """Returns the reports of all ranks, which have taken as many local steps. Collective."""
+    def _move(self, name: str, taken: torch.Tensor | None) -> None:
+        """Moves a parameter to its common weights, and adds what this rank has done since.
+
+        Args:
+            name: The parameter.
+            taken: Its weights when their difference was taken, if steps have followed.
+        """
+        param, common = self.parameters[name].detach(), self._common[name]
+        if taken is None:
+            param.copy_(common)
+            return
+        since = param.to(common.dtype) - taken.to(common.dtype)
+        param.copy_(common + since)
+        if param.dtype != common.dtype:
+            self._start[name] = param.to(common.dtype) - since
+
+    def _restore_finite(self) -> None:
+        """Replaces weights that are not finite by the common ones, after a refused meeting."""
+        for slot in self.slots:
+            param = slot.param.detach()
+            param.copy_(torch.where(param.isfinite(), param, self._common[slot.name]))
+
+    def _report(self) -> Callable[[], list[list[float]]]:
+        """Sends this rank's report; returns a function that waits for those of all ranks."""
         rate = float(self.optimizer().param_groups[0].get("lr", 0.0))
         report = self.interval.report(rate=rate, weights=self._checksum)
-
+        self._checksum = 0
         with self.ending():
+            if self._options.delay:  # no step waits for this message
+                return self.link.messages.gather(report, what="meeting")
             reports = self.core.gather(report, what="a meeting of local steps")
-            self.interval.check(reports)
-        return reports
+        return lambda: reports
+
+    def _checked_reports(self) -> list[list[float]]:
+        """Returns the reports of all ranks, which have taken as many steps; none if it has."""
+        reports, self._reports = self._reports, None
+        if reports is None:
+            return []
+        with self.ending():
+            rows = reports()
+            self.interval.check(rows)
+        return rows
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:
         """Lends the parameters the last common weights within the context."""
-        if self.interval.taken == 0 and not self._start:
+        if not self._is_apart:
             yield
             return
         own = {slot.name: slot.param.detach().clone() for slot in self.slots}
@@ -277,10 +365,13 @@ class LocalSteps(GradientExchange):
         self._wait()
         return {
             "interval": self.interval.state(),
-            "amid": bool(self.interval.taken or self._start),
+            "amid": self._is_apart,
             "checksum": self._checksum,
             "common": _copies(self._common),
             "start": _copies(self._start),
+            "in_flight": list(self._in_flight),
+            "age": self._age,
+            "taken": _copies(self._taken),
             "averages": _copies(self._averages),
             "outer": self._outer.state(),
         }
@@ -291,10 +382,15 @@ class LocalSteps(GradientExchange):
         An interval without common weights begins at the present ones.
         """
         saved = {"interval": {**self.interval.state(), "taken": 0}} if saved is None else saved
-        self._refused = None
+        if "in_flight" not in saved:  # older files have the whole model in flight, or nothing
+            start = saved.get("start", {})
+            saved = {**saved, "in_flight": list(start), "taken": start, "start": {}}
+        self._refused = self._reports = None
         self._committed = None  # since other state is loaded, on all ranks
         self.interval.load(saved["interval"])
         self._checksum = saved.get("checksum", 0)
+        self._is_apart = saved.get("amid", False)
+        self._in_flight, self._age = list(saved["in_flight"]), saved.get("age", 0)
         params = {slot.name: slot.param for slot in self.slots}
 
         def of(part: str) -> dict[str, torch.Tensor]:
@@ -304,7 +400,7 @@ class LocalSteps(GradientExchange):
             }
 
         self._common, self._start = of("common"), of("start")
-        self._averages = of("averages")
+        self._taken, self._averages = of("taken"), of("averages")
         self._outer.load(of("outer"))
 
     def adopt_local_state(self, saved: dict[str, Any] | None, source: int) -> None:

@@ -113,7 +113,7 @@ def _check_waiting(compression: Compression, grad_scaler: Any) -> None:
     for name, given, why in (
         ("grad_scaler", grad_scaler, "a scaler has to see all averages before the step"),
         ("quality_every", compression.feedback.quality_every, "averages are applied by then"),
-        ("local_steps", compression.local_steps, "a meeting overlaps the next interval instead"),
+        ("local_steps", compression.local_steps, "their delay hides a meeting instead"),
     ):
         if given is not None:
             raise InvalidArgumentError(

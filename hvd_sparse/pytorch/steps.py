@@ -101,6 +101,7 @@ class Steps:
         self._layers = list(layers)
         layers_of = [op.layers for op in ops] + [(one,) for one in self._velocity_only]
         self._handovers = handovers_of(self._slots, layers_of, with_residual=len(ops))
+        self._taking = self._handovers  # those that take part in this step
         self._handover_of = {slot.name: one for one in self._handovers for slot in one.slots}
         self.state = ExchangeState(
             ops, self._velocity_only, momentum=self._momentum.exists, device=self.device
@@ -188,14 +189,23 @@ class Steps:
         self._core.require_open()
         self._engine.continue_after(count, pending)
 
-    def begin(self) -> None:
-        """Begins a step, on the current stream."""
+    def begin(self, names: Container[str] | None = None) -> None:
+        """Begins a step, on the current stream.
+
+        Args:
+            names: The parameters that take part, with all of each bucket; None: all of them.
+        """
         self._stream.begin()
         self._used.clear()
         momentum, dampening = self._momentum.of_step()
         if self.remembers:
             self._before = self.pending, self._rates.state()
         now = self.state.now
+        ops = None
+        self._taking = self._handovers
+        if names is not None:
+            self._taking = [one for one in self._handovers if one.slots[0].name in names]
+            ops = {op for one in self._taking for op in one.ops}
         with self._core.acknowledging():
             self._core_takes_part = self._engine.begin(
                 residual=buffer_of(now.residual),
@@ -206,6 +216,7 @@ class Steps:
                 momentum=momentum,
                 dampening=dampening,
                 stream=self._stream.number,
+                ops=ops,
             )
         if not self.remembers:
             self.state.forget()
@@ -249,9 +260,9 @@ class Steps:
             self.dense.flush(buffer)
 
     def launch_missing(self) -> None:
-        """Sends all gradients that have not arrived, which count as zero, and all that wait."""
+        """Sends what has not arrived in this step, which counts as zero, and all that waits."""
         with self._stream.follow():
-            for handover in self._handovers:
+            for handover in self._taking:
                 if handover.missing:
                     self._hand_over(handover)
             self.dense.flush()
@@ -338,7 +349,7 @@ class Steps:
     def end_step(self) -> None:
         """Ends a committed step; may send or adopt an order of the buckets. Collective."""
         self._core.require_open()
-        if self._buckets.several:
+        if self._buckets.several and self._taking is self._handovers:
             order = self._buckets.end_step(self._engine.came, used=self._used, stats=self._stats)
             if order is not None:
                 self._engine.reorder(order)

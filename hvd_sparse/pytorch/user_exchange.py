@@ -228,8 +228,8 @@ class TorchExchange(ABC):
         """Averages the ranks' weights now, amid an interval of local steps. Collective.
 
         Call it at the end of training, and before checkpoints that another number of ranks may
-        load. Right after a meeting it does nothing, except that it ends one that overlaps local
-        steps.
+        load. Right after a meeting it does nothing; where meetings stream, it ends the one in
+        flight, and all fragments meet.
 
         Args:
             model: A module whose dense floating-point buffers are averaged, too, by the library

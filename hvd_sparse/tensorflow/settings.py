@@ -203,8 +203,11 @@ class Settings:
 
 def _check_local_steps(local_steps: LocalSteps) -> None:
     """Raises UnsupportedError for an option of local steps that only PyTorch has."""
-    if local_steps.overlap:
-        raise UnsupportedError("LocalSteps overlap must be False in TensorFlow, got True")
+    if local_steps.streams:
+        raise UnsupportedError(
+            "LocalSteps fragments must be 1 and delay 0 in TensorFlow, got "
+            f"{local_steps.fragments} and {local_steps.delay}"
+        )
 
 
 def _keeps_all(compression: Compression) -> bool:

@@ -9,6 +9,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -53,6 +54,10 @@ struct EngineRank {
   bool Begin(float loss_scale = 1, float momentum = 0.5f, float dampening = 0) {
     room.assign(static_cast<std::size_t>(engine.Room()), 0.0f);
     return engine.Begin({residual, states, 1, velocity, {}, room, loss_scale, momentum, dampening});
+  }
+
+  bool BeginOf(const std::set<int>& ops) {
+    return engine.Begin({residual, states, 1, velocity, {}, room}, ops);
   }
 
   bool Launch(int op, const std::vector<float>& decays = {}) {
@@ -226,6 +231,36 @@ TEST(StepEngine, AGradientThatIsNotFiniteRefusesTheStepOnAllRanks) {
     std::fill(rank.gradients.begin(), rank.gradients.end(), 1.0f);
     rank.Step();
     ASSERT_EQ(rank.engine.steps(), 2);
+  });
+}
+
+TEST(StepEngine, AStepOfSomeBucketsLeavesTheOthersAlone) {
+  OnRanks(2, {1, -1, 1}, [](EngineRank& rank) {
+    rank.BeginOf({1});
+    ASSERT_TRUE(rank.Launch(1));
+    ASSERT_EQ(KindOf([&] { rank.Launch(2); }), ErrorKind::kInvalidArgument);
+    rank.WaitAndCommit();
+    ASSERT_TRUE(rank.engine.AnyPending());
+    rank.BeginOf({2});
+    ASSERT_EQ(KindOf([&] { rank.engine.Commit(); }), ErrorKind::kInvalidArgument);
+    ASSERT_FALSE(rank.Launch(2));
+    rank.WaitAndCommit();
+    ASSERT_EQ(rank.engine.steps(), 2);
+    ASSERT_EQ(rank.engine.Stats().size(), 1U);
+    ASSERT_EQ(rank.Unsent(), kNumel - 1);  // of op 2
+    ASSERT_EQ(rank.gradients.front(), 1);
+    rank.Step();
+    ASSERT_EQ(rank.engine.Stats().size(), 2U);
+    ASSERT_FALSE(rank.engine.AnyPending());
+  });
+}
+
+TEST(StepEngine, AStepHasAllOpsOfItsBuckets) {
+  OnRanks(1, {2, 1}, [](EngineRank& rank) {
+    ASSERT_EQ(KindOf([&] { rank.BeginOf({0}); }), ErrorKind::kInvalidArgument);
+    ASSERT_EQ(KindOf([&] { rank.BeginOf({3}); }), ErrorKind::kInvalidArgument);
+    rank.Step();
+    ASSERT_EQ(rank.engine.steps(), 1);
   });
 }
 

@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.gloo_world import prepare
 from hvd_sparse import _core
-from hvd_sparse.compression import Layers
+from hvd_sparse.compression import Layers, LocalSteps
 from hvd_sparse.torch import LAGS
 
 # Seconds after its backward pass at which a rank of this model is exchanging.
@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--gloo", metavar="HOST:PORT", help="for Horovod over Gloo")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--local-steps", type=int, default=1)
+    parser.add_argument("--streams", action="store_true", help="fragments meet, a step late")
     parser.add_argument("--forward", action="store_true", help="step() does not wait")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds between two steps")
     args = parser.parse_args()
@@ -76,6 +77,9 @@ def main() -> None:
         kill(model)
     if fault in KILLED_WHILE_CONNECTING:
         kill_while_connecting(KILLED_WHILE_CONNECTING[fault])
+    local_steps = args.local_steps
+    if args.streams:
+        local_steps = LocalSteps(every=local_steps, fragments=local_steps, delay=1)
     before = set(own_threads())
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.01),
@@ -84,7 +88,7 @@ def main() -> None:
             adaptive=False,
             density=density,
             layers=Layers(min_numel=1),
-            local_steps=args.local_steps,
+            local_steps=local_steps,
         ),
         wait_in_forward=args.forward,
     )

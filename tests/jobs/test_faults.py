@@ -41,19 +41,20 @@ def test_a_fault_of_one_rank_ends_all_in_time_or_is_survived(fault):
     assert not outcome.problems, f"{outcome.problems}\n{outcome.output}"
 
 
-# In its third step the rank fails in the second interval of 2 local steps, or at the meeting that
-# ends one of 3.
+# In its third step the rank fails in the second interval of 2 local steps, while a fragment is in
+# flight if meetings stream, or at the meeting that ends one of 3.
 @pytest.mark.parametrize(
-    ("name", "local_steps"),
+    ("name", "options"),
     [
-        ("kill", 2),
-        pytest.param("exception", 2, marks=pytest.mark.long),
-        pytest.param("kill in exchange", 3, marks=pytest.mark.long),
+        ("kill", ["--local-steps=2"]),
+        ("kill", ["--local-steps=2", "--streams"]),
+        pytest.param("exception", ["--local-steps=2"], marks=pytest.mark.long),
+        pytest.param("kill in exchange", ["--local-steps=3"], marks=pytest.mark.long),
     ],
 )
-def test_a_rank_that_fails_amid_local_steps_ends_all_in_time(name, local_steps):
+def test_a_rank_that_fails_amid_local_steps_ends_all_in_time(name, options):
     fault = next(one for one in FAULTS if one.name == name)
-    outcome = break_job(fault, "--local-steps", str(local_steps))
+    outcome = break_job(fault, *options)
     assert not outcome.problems, f"{outcome.problems}\n{outcome.output}"
 
 

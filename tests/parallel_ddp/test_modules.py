@@ -164,11 +164,11 @@ def test_a_rank_without_data_takes_part_in_join(framework):
 
 
 @pytest.mark.usefixtures("several_ranks")
-@pytest.mark.parametrize("overlap", [False, True])
-def test_ranks_without_data_come_to_meetings_and_all_meet_at_the_end_of_join(framework, overlap):
+@pytest.mark.parametrize("streams", [{}, {"delay": 3}, {"fragments": 3, "delay": 1}], ids=repr)
+def test_ranks_without_data_come_to_meetings_and_all_meet_at_the_end_of_join(framework, streams):
     ddp = DistributedDataParallel(Toy().to(DEVICE), bucket_cap_mb=BUCKET_MB)
     optimizer = attached(
-        ddp, TopK(density=0.1, local_steps=LocalSteps(every=3, overlap=overlap), **SMALL)
+        ddp, TopK(density=0.1, local_steps=LocalSteps(every=3, **streams), **SMALL)
     )
     owed = dict.fromkeys(SHAPES, 0.0)
     for round_of_join in range(2):

@@ -326,9 +326,9 @@ def test_what_cannot_take_local_steps_is_refused():
     plain = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=TopK)
     with pytest.raises(InvalidArgumentError, match=r"meet\(\) needs"):
         plain.exchange.meet()
-    overlapping = TopK(local_steps=LocalSteps(every=4, overlap=True))
-    with pytest.raises(UnsupportedError, match="LocalSteps overlap must be False in TensorFlow"):
-        hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=overlapping)
+    streaming = TopK(local_steps=LocalSteps(every=4, fragments=2, delay=1))
+    with pytest.raises(UnsupportedError, match="fragments must be 1 and delay 0 in TensorFlow"):
+        hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=streaming)
 
 
 def test_residuals_of_the_other_unit_are_refused(folder):

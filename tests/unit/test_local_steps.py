@@ -57,10 +57,20 @@ def test_options_outside_their_limits_are_named(options, text):
             "moments must be one of local, averaged, got",
         ),
         (
-            lambda: LocalSteps(every=4, moments="averaged", overlap=True),
-            "moments must be 'local' with overlap",
+            lambda: LocalSteps(every=4, moments="averaged", delay=1),
+            "moments must be 'local' with fragments or a delay, .* 1 fragments and a delay of 1",
         ),
-        (lambda: LocalSteps(every=4, overlap=1), "overlap must be one of True, False, got 1"),
+        (
+            lambda: LocalSteps(every="auto", fragments=2),
+            "every must be a number with fragments or a delay, got 'auto'",
+        ),
+        (lambda: LocalSteps(every=4, fragments=5), r"fragments must lie in \[1, 4\], got 5"),
+        (lambda: LocalSteps(every=9, fragments=4, delay=3), r"delay must lie in \[0, 2\], got 3"),
+        (lambda: LocalSteps(every=4, delay=True), "delay must be an integer, got True"),
+        (
+            lambda: LAGS(local_steps=LocalSteps(every=4, fragments=2)),
+            "adaptive must be False where local steps meet in fragments, .* got 2 fragments",
+        ),
         (lambda: LocalSteps(every=4, outer=0.5), "outer must be a Outer, got 0.5"),
         (lambda: AdaComm(first=8, seconds=0), r"AdaComm seconds must be a number in \(0"),
         (lambda: AdaComm(first=8, shrink=1), r"AdaComm shrink must be a number in \(0, 1\)"),
@@ -89,9 +99,25 @@ def test_differences_have_neither_momentum_nor_rates_and_a_warm_up_counts_local_
 
 def test_an_interval_ends_after_its_steps_and_begins_anew():
     interval = Interval(LocalSteps(every=3))
-    assert [interval.step() for _ in range(3)] == [False, False, True]
+    assert [interval.step() for _ in range(3)] == [None, None, 0]
     interval.meet(reported(interval))
     assert (interval.taken, interval.length) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("every", "fragments", "meets"),
+    [
+        (6, 3, [None, 0, None, 1, None, 2]),
+        (5, 2, [None, None, 0, None, 1]),
+        (4, 4, [0, 1, 2, 3]),
+        (7, 3, [None, None, 0, None, 1, None, 2]),
+    ],
+)
+def test_fragments_meet_at_steps_that_are_spread_over_the_interval(every, fragments, meets):
+    interval = Interval(LocalSteps(every=every), fragments=fragments)
+    for _ in range(2):
+        assert [interval.step() for _ in range(every)] == meets
+        interval.meet(())
 
 
 @pytest.mark.parametrize(
@@ -184,7 +210,7 @@ def test_a_first_loss_that_is_no_measure_is_not_loaded():
 
 def meeting(interval, clock, *, step, seconds):
     """Takes an interval of steps of a length, and a meeting; returns how many steps come next."""
-    while not interval.step():
+    while interval.step() is None:
         clock.now += step
     clock.now += step
     reports = reported(interval)

@@ -127,10 +127,13 @@ def test_what_selects_is_made_again_from_what_is_told_of_it(name):
     assert compression_of(come_back(record_of(made), dict[str, Any])) == made
 
 
-@pytest.mark.parametrize("local_steps", [4, "auto", AdaComm(first=3, seconds=2.5)])
-def test_local_steps_are_made_again_from_what_is_told_of_them(local_steps):
+@pytest.mark.parametrize(
+    "options",
+    [{"every": 4, "fragments": 2, "delay": 1}, {"every": "auto"}, {"every": AdaComm(first=3)}],
+)
+def test_local_steps_are_made_again_from_what_is_told_of_them(options):
     outer = Outer(lr=0.5, momentum=0.25, nesterov=True)
-    made = TopK(local_steps=LocalSteps(every=local_steps, outer=outer, overlap=True))
+    made = TopK(local_steps=LocalSteps(outer=outer, **options))
     assert compression_of(come_back(record_of(made), dict[str, Any])) == made
 
 
