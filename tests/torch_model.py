@@ -193,6 +193,10 @@ class TorchModel(frameworks.Model):
     def tuning(self) -> Tuning | None:
         return self._optimizer.exchange.tuning
 
+    def rate(self) -> float:
+        """Returns the learning rate."""
+        return self._optimizer.param_groups[0]["lr"]
+
     def replan(self) -> None:
         self._optimizer.exchange.replan()
 

@@ -113,6 +113,11 @@ class LocalSteps(Part):
             number as the loss falls; or "auto": as few, up to 32, as make meetings take a tenth of
             the time.
         outer: The optimizer of the common weights.
+        lr_scale: Factor of the optimizer's learning rates in local steps, above 0. "auto": the
+            square root of the number of ranks for optimizers that divide gradients by their size
+            (Adam, AdamW, NAdam, RAdam, Adamax); 1 for others, and in TensorFlow. The gradient of
+            one rank is noisier than that of all, and such optimizers take smaller steps along what
+            the ranks have in common.
         moments: "local": the moments of the ranks' optimizers stay their own; "averaged": each
             meeting averages them, as a dense sum of the host's.
         fragments: Parts of the model, of about the same size, each of which meets every `every`
@@ -132,6 +137,7 @@ class LocalSteps(Part):
 
     every: int | str | AdaComm
     outer: Outer = AVERAGES
+    lr_scale: float | str = AUTO
     moments: str = LOCAL
     fragments: int = 1
     delay: int = 0
@@ -142,6 +148,9 @@ class LocalSteps(Part):
             self._keep(every=every)
         checked_kind("LocalSteps outer", self.outer, Outer)
         checked_choice("LocalSteps moments", self.moments, (LOCAL, AVERAGED))
+        if self.lr_scale != AUTO:
+            scale = checked_number("LocalSteps lr_scale", self.lr_scale, above=True)
+            self._keep(lr_scale=scale)
         longest = self.every if isinstance(self.every, int) else MOST_LOCAL_STEPS
         fragments = checked_count("LocalSteps fragments", self.fragments, low=1, high=longest)
         most = longest // fragments

@@ -193,14 +193,14 @@ class Attachment:
         if synchronized or not callable(closure):
             if not synchronized:
                 exchange.update()
-            self._stepping.enter_context(exchange.momentum.hidden())
+            self._stepping.enter_context(exchange.within_step())
             return None
 
         def closure_and_exchange() -> Any:
             loss = closure()
             exchange.synchronize()
             self._stepping.close()  # an optimizer may call its closure again
-            self._stepping.enter_context(exchange.momentum.hidden())
+            self._stepping.enter_context(exchange.within_step())
             return loss
 
         if "closure" in kwargs:

@@ -13,7 +13,7 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import ClassVar
 
@@ -164,6 +164,10 @@ class GradientExchange(ABC):
         Args:
             synchronized: True if the user says that `synchronize` was called.
         """
+
+    def within_step(self) -> AbstractContextManager[None]:
+        """Returns the context in which the optimizer moves the weights."""
+        return self.momentum.hidden()
 
     def update(self) -> None:
         """Called after `stepping`, before step() without a closure moves the weights."""

@@ -7,6 +7,7 @@ weights, with which all ranks go on: after each meeting, weights are bitwise equ
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,6 +27,7 @@ from hvd_sparse.pytorch import moments
 from hvd_sparse.pytorch.dense import DenseReducer
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange, Phase
 from hvd_sparse.pytorch.host import Link
+from hvd_sparse.pytorch.momentum import ADAMS
 from hvd_sparse.pytorch.settings import Settings
 from hvd_sparse.pytorch.slots import DeliveredSlot
 
@@ -79,6 +81,7 @@ class LocalSteps(GradientExchange):
         self._fragments = self._names_by_fragment()
         self.interval = Interval(options, fragments=len(self._fragments), warns=is_rank0)
         self._outer = _OuterSteps(options.outer)
+        self._lr_scale = _scale_of(options.lr_scale, optimizer, size=link.world.size)
         self._common: dict[str, torch.Tensor] = {}  # float32 at least
         self._checksum = 0  # of the common weights, if no meeting has made them
         self._is_apart = False  # this rank's weights may differ from the common ones
@@ -118,6 +121,18 @@ class LocalSteps(GradientExchange):
         del synchronized
         if not self._is_apart:
             self._note_common()
+
+    @contextmanager
+    def within_step(self) -> Iterator[None]:
+        """Scales the learning rates within the context."""
+        rates = [(group, group["lr"]) for group in self.optimizer().param_groups if "lr" in group]
+        for group, rate in rates:
+            group["lr"] = self._lr_scale * rate
+        try:
+            yield
+        finally:
+            for group, rate in rates:
+                group["lr"] = rate
 
     def forget_gradients(self, reason: str) -> None:
         """Does nothing: gradients are this rank's own, and differences in flight are not theirs."""
@@ -446,6 +461,13 @@ class _OuterSteps:
 
     def load(self, momenta: dict[str, torch.Tensor]) -> None:
         self._momenta = momenta
+
+
+def _scale_of(given: float | str, optimizer: torch.optim.Optimizer, *, size: int) -> float:
+    """Returns the factor of learning rates in local steps; see `LocalSteps.lr_scale`."""
+    if isinstance(given, str):
+        return math.sqrt(size) if isinstance(optimizer, ADAMS) else 1.0
+    return given
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

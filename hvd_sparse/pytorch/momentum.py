@@ -68,14 +68,18 @@ class _Form(ABC):
         """Returns the settings with which a group takes steps whose momentum is the exchange's."""
 
 
+# Optimizers that divide a gradient's first moment by its size.
+ADAMS = (
+    torch.optim.Adam,  # AdamW is one
+    torch.optim.AdamW,  # in older versions it is not
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.Adamax,
+)
+
+
 class _OfAdam(_Form):
-    optimizers = (
-        torch.optim.Adam,  # AdamW is one
-        torch.optim.AdamW,  # in older versions it is not
-        torch.optim.NAdam,
-        torch.optim.RAdam,
-        torch.optim.Adamax,
-    )
+    optimizers = ADAMS
     setting, own, is_whole_state, masks = "beta1", "exp_avg", False, True
 
     def momentum_of(self, group: _Group) -> float:

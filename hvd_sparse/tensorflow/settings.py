@@ -203,6 +203,10 @@ class Settings:
 
 def _check_local_steps(local_steps: LocalSteps) -> None:
     """Raises UnsupportedError for an option of local steps that only PyTorch has."""
+    if local_steps.lr_scale not in (AUTO, 1.0):
+        raise UnsupportedError(
+            f"LocalSteps lr_scale must be 1 or 'auto' in TensorFlow, got {local_steps.lr_scale}"
+        )
     if local_steps.streams:
         raise UnsupportedError(
             "LocalSteps fragments must be 1 and delay 0 in TensorFlow, got "

@@ -155,6 +155,24 @@ def test_a_rank_keeps_its_own_moments(framework):
 
 
 @pytest.mark.usefixtures("several_ranks")
+@pytest.mark.parametrize(
+    ("optimizer", "lr_scale", "factor"),
+    [("AdamW", "auto", None), ("RMSprop", "auto", 1.0), ("AdamW", 3.0, 3.0)],
+)
+def test_learning_rates_are_scaled_within_local_steps(framework, optimizer, lr_scale, factor):
+    factor = factor or framework.size**0.5
+    scaled = replace(SPARSE, local_steps=LocalSteps(every=EVERY, lr_scale=lr_scale))
+    plain = replace(SPARSE, local_steps=LocalSteps(every=EVERY, lr_scale=1))
+    model = new(framework, scaled, optimizer=optimizer, rate=0.25)
+    twin = new(framework, plain, optimizer=optimizer, rate=factor * 0.25)
+    for one in (model, twin):
+        interval(framework, one, 0, steps=EVERY + 1)
+    assert any_entry(model.weights())
+    assert same(model.weights(), twin.weights())
+    assert model.rate() == 0.25
+
+
+@pytest.mark.usefixtures("several_ranks")
 @pytest.mark.parametrize("optimizer", ["Adam", "RMSprop"])
 def test_a_meeting_averages_moments_where_it_is_asked_to(framework, optimizer):
     own = new(framework, SPARSE, optimizer=optimizer, rate=0.5)

@@ -66,6 +66,8 @@ def test_options_outside_their_limits_are_named(options, text):
         ),
         (lambda: LocalSteps(every=4, fragments=5), r"fragments must lie in \[1, 4\], got 5"),
         (lambda: LocalSteps(every=9, fragments=4, delay=3), r"delay must lie in \[0, 2\], got 3"),
+        (lambda: LocalSteps(every=4, lr_scale=0), r"lr_scale must be a number in \(0"),
+        (lambda: LocalSteps(every=4, lr_scale="fast"), "lr_scale must be a number"),
         (lambda: LocalSteps(every=4, delay=True), "delay must be an integer, got True"),
         (
             lambda: LAGS(local_steps=LocalSteps(every=4, fragments=2)),
