@@ -6,7 +6,9 @@ import math
 
 import pytest
 
-from hvd_sparse.tuning import tuner
+from hvd_sparse.compression import LocalSteps
+from hvd_sparse.planning.over_time import PlannerOverTime
+from hvd_sparse.tuning import over_time, tuner
 from tests.plans import mixed_plan
 
 DENSE_STEPS = tuner.SKIPPED_STEPS + tuner.TIMED_STEPS + 2  # plus the steps of a decision
@@ -20,5 +22,26 @@ def verdict(monkeypatch):
 
     def choose(*, sparse):
         monkeypatch.setattr(tuner, "MARGIN", -math.inf if sparse else 1.0)
+
+    return choose
+
+
+@pytest.fixture
+def plans_over_time(monkeypatch):
+    """Returns a function that sets the local steps of plans over time, whatever the times.
+
+    The first plan is as it is; those that follow it have these options of LocalSteps, in turn.
+    """
+
+    def choose(*options):
+        following = iter([LocalSteps(**one) for one in options])
+
+        def best(planner, seconds, *, stretch):
+            assert seconds > 0
+            assert stretch > 0
+            return planner.predicted(planner._with(0.1, next(following)), 1.0)
+
+        monkeypatch.setattr(PlannerOverTime, "best", best)
+        monkeypatch.setattr(over_time, "_MARGIN", -math.inf)
 
     return choose

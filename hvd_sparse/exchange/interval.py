@@ -66,7 +66,7 @@ def warn_of_density(density: float) -> None:
         )
 
 
-class _Report(NamedTuple):
+class Report(NamedTuple):
     """A rank's numbers, which all ranks get at a meeting.
 
     Attributes:
@@ -76,8 +76,9 @@ class _Report(NamedTuple):
         losses: Number of finite losses reported since then.
         loss: Their sum.
         rate: The learning rate.
-        step: Seconds of a local step, on average since the last meeting.
-        meeting: Seconds of the last meeting; 0 if there was none.
+        step: Seconds of a local step, on average since the last meeting, without waiting.
+        meeting: Seconds of the last meeting, or of the last fragment's exchange; 0 if there was
+            none.
         left_out: Number of losses reported since then that are not finite.
     """
 
@@ -122,9 +123,19 @@ class Interval:
         self._clock = clock
         self._chosen_at = self._began = self._met = clock()
         self._meeting = 0.0  # seconds of the last one
+        self._waited = 0.0  # seconds, in this interval
         self._losses: list[Any] = []
         self._first: tuple[float, float] | None = None  # loss and learning rate
         self._may_warn = warns
+
+    def follow(self, local_steps: LocalSteps, fragments: int) -> None:
+        """Takes another, fixed number of steps and fragments, between two intervals."""
+        self.length, self._fragments = local_steps.first, fragments
+
+    def note_wait(self, seconds: float, *, exchange: float) -> None:
+        """Notes that a step has waited, for an exchange that took so many seconds in all."""
+        self._waited += seconds
+        self._meeting = exchange
 
     @property
     def changes(self) -> bool:
@@ -160,14 +171,14 @@ class Interval:
         told = [float(loss) for loss in self._losses]
         losses = [loss for loss in told if math.isfinite(loss)]
         self._met = self._clock()
-        return _Report(
+        return Report(
             taken=self.taken,
             weights=weights,
             seconds=self._met - self._chosen_at,
             losses=len(losses),
             loss=sum(losses),
             rate=rate,
-            step=(self._met - self._began) / max(self.taken, 1),
+            step=(self._met - self._began - self._waited) / max(self.taken, 1),
             meeting=self._meeting,
             left_out=len(told) - len(losses),
         )
@@ -178,7 +189,7 @@ class Interval:
         Args:
             reports: The reports of all ranks, in rank order.
         """
-        first, *others = (_Report(*row) for row in reports)
+        first, *others = (Report(*row) for row in reports)
         for rank, other in enumerate(others, 1):
             if other.taken != first.taken:
                 raise RanksDisagreeError(
@@ -199,15 +210,16 @@ class Interval:
             InvalidArgumentError: The rule needs a loss, and no rank has reported one.
         """
         self.taken = 0
+        self._waited = 0.0
         self._began = self._clock()
-        self._meeting = self._began - self._met
-        rows = [_Report(*row) for row in reports]
+        rows = [Report(*row) for row in reports]
         if self._rule == AUTO:
+            self._meeting = self._began - self._met
             self._keep_to_share(rows)
         elif isinstance(self._rule, AdaComm):
             self._follow_loss(self._rule, rows)
 
-    def _keep_to_share(self, rows: Sequence[_Report]) -> None:
+    def _keep_to_share(self, rows: Sequence[Report]) -> None:
         """Chooses the fewest steps with which meetings take at most their share of the time.
 
         A meeting is as long as it is for the rank that comes last; the others wait for that one.
@@ -220,7 +232,7 @@ class Interval:
         least, most = math.ceil(self.length / 2), 2 * self.length  # one meeting may be an outlier
         self.length = min(max(wanted, least), most, _AUTO_MOST)
 
-    def _follow_loss(self, rule: AdaComm, rows: Sequence[_Report]) -> None:
+    def _follow_loss(self, rule: AdaComm, rows: Sequence[Report]) -> None:
         count, left_out = sum(row.losses for row in rows), sum(row.left_out for row in rows)
         # A rank that has run out of data reports no losses, and its learning rate stays.
         rate = next((row.rate for row in rows if row.losses), rows[0].rate)

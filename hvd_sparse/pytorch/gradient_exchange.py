@@ -21,6 +21,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from hvd_sparse import log
+from hvd_sparse.compression import Compression
 from hvd_sparse.compression.buckets import Layer
 from hvd_sparse.errors import ExchangeFailedError, HvdSparseError, NonFiniteGradientError
 from hvd_sparse.places.step_clock import Reading, StepClock
@@ -37,6 +38,8 @@ from hvd_sparse.pytorch.slots import Slot
 from hvd_sparse.pytorch.steps import Steps
 from hvd_sparse.state.saved_exchange import conditions_of
 from hvd_sparse.stats.step_stats import Stats, StepStats
+from hvd_sparse.tuning.over_time import TunerOverTime
+from hvd_sparse.tuning.tuner import Tuner
 
 
 class Phase(enum.Enum):
@@ -134,11 +137,14 @@ class GradientExchange(ABC):
         self._measurer = measurer_of(link, device)
         self.clock = StepClock(self.layers, self._measurer.place.clock)
         self.clock.running = False  # until the tuner asks for times
-        self.tuner = None
+        self.tuner: Tuner | TunerOverTime | None = None
         if world.size > 1:
-            self.tuner = self._measurer.tuner(self.layers, compression, link.messages)
-            if self.tuner is None:
-                self.steps.replace_buckets(plan.fixed_choices(sent, compression))
+            self.tuner = self._new_tuner(compression)
+            self.steps.replace_buckets(
+                plan.fixed_choices(sent, compression)
+                if self.tuner is None
+                else self.tuner.tuning.choices
+            )
         self._hooks: list[RemovableHandle] = [
             slot.param.register_post_accumulate_grad_hook(hooks.calling(self.arrived, slot))  # type: ignore[no-untyped-call]
             for slot in self.slots
@@ -148,6 +154,10 @@ class GradientExchange(ABC):
         weakref.finalize(self, core.close).atexit = False
         # A parameter and its hook keep each other alive, in a cycle that no collector sees.
         weakref.finalize(self, hooks.remove, self._hooks).atexit = False
+
+    def _new_tuner(self, compression: Compression) -> Tuner | TunerOverTime | None:
+        """Returns a tuner for the compression; None if nothing is tuned. Collective."""
+        return self._measurer.tuner(self.layers, compression, self.link.messages)
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -393,7 +403,7 @@ class GradientExchange(ABC):
         self.end_step()
         self.release()
         self.tuner.restart(self._measurer.network())
-        self.steps.replace_buckets(())
+        self.steps.replace_buckets(self.tuner.tuning.choices)
 
     def restore_tuning(self, settled: str | None, *, step: int) -> None:
         """Restores, on all ranks alike, what `tuner.state()` returned after `step` steps."""

@@ -8,21 +8,26 @@ weights, with which all ranks go on: after each meeting, weights are bitwise equ
 from __future__ import annotations
 
 import math
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
 
 from hvd_sparse import log
+from hvd_sparse.compression import Compression
+from hvd_sparse.compression.base import SparseCompression
 from hvd_sparse.compression.buckets import fragments_of
 from hvd_sparse.compression.local_steps import AVERAGED, Outer
+from hvd_sparse.compression.parts import AUTO
 from hvd_sparse.errors import NonFiniteGradientError
-from hvd_sparse.exchange.interval import Interval, warn_of_density
+from hvd_sparse.exchange.interval import Interval, Report, warn_of_density
 from hvd_sparse.exchange.reduction import Reduction
+from hvd_sparse.planning.over_time import PlanOverTime
 from hvd_sparse.pytorch import moments
 from hvd_sparse.pytorch.dense import DenseReducer
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange, Phase
@@ -30,6 +35,8 @@ from hvd_sparse.pytorch.host import Link
 from hvd_sparse.pytorch.momentum import ADAMS
 from hvd_sparse.pytorch.settings import Settings
 from hvd_sparse.pytorch.slots import DeliveredSlot
+from hvd_sparse.tuning.over_time import TunerOverTime
+from hvd_sparse.tuning.tuner import Tuner
 
 
 class DifferenceSlot(DeliveredSlot):
@@ -71,13 +78,18 @@ class LocalSteps(GradientExchange):
         updated = {id(param) for group in optimizer.param_groups for param in group["params"]}
         named = [(name, param) for name, param in settings.named if id(param) in updated]
         differences = compression.of_differences()
+        if _plans_over_time(differences):
+            differences = replace(differences, warmup=None)
         own = replace(settings, compression=differences, named=named, grad_scaler=None)
         super().__init__(optimizer, own, link)
         self.joining: Joining | None = None
         is_rank0 = link.world.rank == 0
-        if is_rank0 and compression.values != "binary":
+        planned = self._planned
+        if is_rank0 and planned is None and compression.values != "binary":
             warn_of_density(compression.density)
-        self._options = options = compression.local_steps
+        self._options = options = (
+            compression.local_steps if planned is None else planned.local_steps
+        )
         self._fragments = self._names_by_fragment()
         self.interval = Interval(options, fragments=len(self._fragments), warns=is_rank0)
         self._outer = _OuterSteps(options.outer)
@@ -86,14 +98,15 @@ class LocalSteps(GradientExchange):
         self._checksum = 0  # of the common weights, if no meeting has made them
         self._is_apart = False  # this rank's weights may differ from the common ones
         # The fragment in flight: its parameters, the steps since their differences were taken, the
-        # weights at that time if there may be any, what was delivered, once it has arrived, and the
-        # error if no rank applies it.
+        # weights at that time if there may be any, what was delivered, once it has arrived, the
+        # error if no rank applies it, and the ranks' reports.
         self._in_flight: list[str] = []
         self._age = 0
         self._taken: dict[str, torch.Tensor] = {}
         self._averages: dict[str, torch.Tensor] = {}
         self._refused: NonFiniteGradientError | None = None
-        self._reports: Callable[[], list[list[float]]] | None = None
+        self._awaited: Callable[[], list[list[float]]] | None = None  # the reports
+        self._reports: list[list[float]] = []  # of all ranks
         # Of narrow weights, what the next difference is taken from, if not from the common ones.
         self._start: dict[str, torch.Tensor] = {}
 
@@ -107,6 +120,42 @@ class LocalSteps(GradientExchange):
             number = number_of.get(slot.name, number)
             names[number].add(slot.name)
         return names
+
+    def _new_tuner(self, compression: Compression) -> Tuner | TunerOverTime | None:
+        if not self.layers or not _plans_over_time(compression):
+            return super()._new_tuner(compression)
+        numel = sum(slot.numel for slot in self.slots)
+        others = numel - sum(layer.numel for layer in self.layers)
+        return self._measurer.tuner_over_time(self.layers, compression, others=others)
+
+    @property
+    def _planned(self) -> PlanOverTime | None:
+        return None if self.tuner is None else self.tuner.tuning.over_time
+
+    def _follow_plan(self) -> None:
+        """Follows the plan over time, if there is one, between two steps, on all ranks alike."""
+        planned = self._planned
+        if planned is not None:
+            assert self.tuner is not None
+            self.steps.replace_buckets(self.tuner.tuning.choices)
+            self._options = planned.local_steps
+            self._fragments = self._names_by_fragment()
+            self.interval.follow(self._options, len(self._fragments))
+
+    def replan(self) -> None:
+        """Measures the network anew, and restarts tuning. Collective."""
+        self.meet()
+        super().replan()
+        self._follow_plan()
+
+    def _end_interval(self, reports: list[list[float]]) -> None:
+        """Ends an interval, all of whose fragments have met; the next one may have another plan."""
+        tuner = self.tuner
+        if not isinstance(tuner, TunerOverTime) or not reports:
+            return
+        if tuner.end_interval([Report(*row) for row in reports]):
+            self._follow_plan()
+            self.interval.taken = 0
 
     def synchronize(self) -> None:
         """Does nothing: a local step takes this rank's own gradients.
@@ -198,15 +247,17 @@ class LocalSteps(GradientExchange):
             ExchangeFailedError: Another rank ended the exchange, or died.
         """
         refused = self._land()
-        self._reports = self._report()
-        reports = self._checked_reports()
+        reports = self._checked(self._report())
         if self._is_apart:
             self._take(None)
             refused = self._land() or refused
             if self._options.moments == AVERAGED and refused is None:
                 params = (slot.param for slot in self.slots)
                 self.average(moments.moments_of(self.optimizer(), params), "moments")
+            is_whole = self.interval.taken >= self.interval.length
             self.interval.meet(reports)
+            if is_whole:
+                self._end_interval(reports)
         if refused is not None:
             raise refused
 
@@ -231,13 +282,13 @@ class LocalSteps(GradientExchange):
         refused = None
         if self._age >= self._options.delay or number is not None:
             refused = self._land()
-        if number is not None:
-            self._reports = self._report()
+        if number is not None and self.interval.taken > 0:  # and no plan has begun an interval
+            self._awaited = self._report()
             self._take(self._fragments[number])
-            if not self._options.delay:
-                refused = self._land() or refused
             if number + 1 == len(self._fragments):
                 self.interval.meet(())
+            if not self._options.delay:
+                refused = self._land() or refused
         if refused is not None:
             raise refused
 
@@ -281,6 +332,9 @@ class LocalSteps(GradientExchange):
         if self.phase is not Phase.GATHERING:
             return
         self.core.before_close = None
+        awaited, self._awaited = self._awaited, None
+        if awaited is not None:
+            self._reports = self._checked(awaited)
         try:
             self.complete_alone()
         except NonFiniteGradientError as error:
@@ -298,8 +352,9 @@ class LocalSteps(GradientExchange):
         """
         if not self._in_flight:
             return None
-        self._checked_reports()
+        begin = time.perf_counter()
         self._wait()
+        self._note_wait(time.perf_counter() - begin)
         self.end_step()
         self.release()
         for name, average in self._averages.items():
@@ -312,7 +367,14 @@ class LocalSteps(GradientExchange):
             self._is_apart = False
         self._in_flight, self._taken, self._averages = [], {}, {}
         refused, self._refused = self._refused, None
+        if self._options.streams and self._age == self.interval.taken:  # it was the last fragment
+            self._end_interval(self._reports)
         return refused
+
+    def _note_wait(self, seconds: float) -> None:
+        last = self.stats.last
+        exchanges = () if last is None else last.buckets
+        self.interval.note_wait(seconds, exchange=sum(one.exchange_seconds for one in exchanges))
 
     def _move(self, name: str, taken: torch.Tensor | None) -> None:
         """Moves a parameter to its common weights, and adds what this rank has done since.
@@ -347,15 +409,12 @@ class LocalSteps(GradientExchange):
             reports = self.core.gather(report, what="a meeting of local steps")
         return lambda: reports
 
-    def _checked_reports(self) -> list[list[float]]:
-        """Returns the reports of all ranks, which have taken as many steps; none if it has."""
-        reports, self._reports = self._reports, None
-        if reports is None:
-            return []
+    def _checked(self, awaited: Callable[[], list[list[float]]]) -> list[list[float]]:
+        """Waits for the reports of all ranks, which have taken as many steps."""
         with self.ending():
-            rows = reports()
-            self.interval.check(rows)
-        return rows
+            reports = awaited()
+            self.interval.check(reports)
+        return reports
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:
@@ -378,14 +437,17 @@ class LocalSteps(GradientExchange):
     def local_state(self) -> dict[str, Any]:
         """Returns a copy of all state of local steps, of types that torch.load accepts."""
         self._wait()
+        plan = self.tuner.plan_state() if isinstance(self.tuner, TunerOverTime) else None
         return {
             "interval": self.interval.state(),
+            "plan": plan,
             "amid": self._is_apart,
             "checksum": self._checksum,
             "common": _copies(self._common),
             "start": _copies(self._start),
             "in_flight": list(self._in_flight),
             "age": self._age,
+            "reports": self._reports,
             "taken": _copies(self._taken),
             "averages": _copies(self._averages),
             "outer": self._outer.state(),
@@ -400,8 +462,12 @@ class LocalSteps(GradientExchange):
         if "in_flight" not in saved:  # older files have the whole model in flight, or nothing
             start = saved.get("start", {})
             saved = {**saved, "in_flight": list(start), "taken": start, "start": {}}
-        self._refused = self._reports = None
+        self._refused = self._awaited = None
+        self._reports = saved.get("reports", [])
         self._committed = None  # since other state is loaded, on all ranks
+        if isinstance(self.tuner, TunerOverTime):
+            self.tuner.load_plan(saved.get("plan"))
+            self._follow_plan()
         self.interval.load(saved["interval"])
         self._checksum = saved.get("checksum", 0)
         self._is_apart = saved.get("amid", False)
@@ -461,6 +527,12 @@ class _OuterSteps:
 
     def load(self, momenta: dict[str, torch.Tensor]) -> None:
         self._momenta = momenta
+
+
+def _plans_over_time(compression: Compression) -> TypeGuard[SparseCompression]:
+    """Returns true if measured times choose the number of local steps, and what they send."""
+    chooses = compression.local_steps.every == AUTO
+    return chooses and isinstance(compression, SparseCompression) and bool(compression.adaptive)
 
 
 def _scale_of(given: float | str, optimizer: torch.optim.Optimizer, *, size: int) -> float:

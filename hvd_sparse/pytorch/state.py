@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from numpy.typing import NDArray
 
-from hvd_sparse.errors import CheckpointMismatchError
+from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
 from hvd_sparse.log import logger
+from hvd_sparse.planning.over_time import PlanOverTime
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange
 from hvd_sparse.pytorch.local_steps import LocalSteps
 from hvd_sparse.state.saved_exchange import (
@@ -249,7 +250,14 @@ def _mismatch_of_interval(
     exchange: GradientExchange, local: dict[str, Any] | None, numels: dict[str, int]
 ) -> str | None:
     """Returns why the state of an interval of local steps does not fit; None if it does."""
-    if local is None or not local.get("amid"):
+    if local is None:
+        return None
+    if local.get("plan") is not None:
+        try:
+            PlanOverTime.from_json(local["plan"][1])
+        except InvalidArgumentError as error:
+            return f"the saved plan does not fit: {error}"
+    if not local.get("amid"):
         return None
     if not isinstance(exchange, LocalSteps):
         return (

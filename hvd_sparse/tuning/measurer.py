@@ -6,15 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hvd_sparse.compression import Compression
+from hvd_sparse.compression.base import SparseCompression
 from hvd_sparse.compression.buckets import Layer, check_size
 from hvd_sparse.compression.sparsifiers import as_sparsifier
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.places.place import OnCpu, Place
 from hvd_sparse.planning.network import Network
+from hvd_sparse.planning.profile import Machine
 from hvd_sparse.ranks.world import World
 from hvd_sparse.tuning.decision import Channel
 from hvd_sparse.tuning.measure import measure_machine, measure_network, slowest_machine
 from hvd_sparse.tuning.measure_devices import measure_devices
+from hvd_sparse.tuning.over_time import TunerOverTime
 from hvd_sparse.tuning.tuner import Tuner
 
 
@@ -72,11 +75,7 @@ class Measurer:
         """
         if not compression.adaptive or not layers:
             return None
-        for layer in layers:
-            check_size(layer)
-        network = self.network()  # first: all ranks finish it at nearly the same time
-        sparsifier = as_sparsifier(compression.sparsifier)
-        machine = slowest_machine(self._world, lambda: measure_machine(sparsifier, self.place))
+        network, machine = self._measured(layers, compression)
         return Tuner(
             layers,
             compression,
@@ -86,4 +85,37 @@ class Measurer:
             rank=self._world.rank,
             keeps_order=keeps_order,
             place=self.place,
+        )
+
+    def tuner_over_time(
+        self, layers: Sequence[Layer], compression: SparseCompression, *, others: int
+    ) -> TunerOverTime:
+        """Measures network and machine, and returns a tuner of local steps. Collective.
+
+        Args:
+            layers: The layers that can be sparse, one at least.
+            compression: The user's compression.
+            others: Entries of all other parameters.
+
+        Raises as `tuner`.
+        """
+        network, machine = self._measured(layers, compression)
+        return TunerOverTime(
+            layers,
+            compression,
+            others=others,
+            network=network,
+            machine=machine,
+            rank=self._world.rank,
+        )
+
+    def _measured(
+        self, layers: Sequence[Layer], compression: Compression
+    ) -> tuple[Network, Machine]:
+        for layer in layers:
+            check_size(layer)
+        network = self.network()  # first: all ranks finish it at nearly the same time
+        sparsifier = as_sparsifier(compression.sparsifier)
+        return network, slowest_machine(
+            self._world, lambda: measure_machine(sparsifier, self.place)
         )

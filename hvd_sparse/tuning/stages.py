@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvd_sparse.planning import in_16_bits
 from hvd_sparse.planning.network import Network
-from hvd_sparse.planning.plan import BucketPlan, Plan
+from hvd_sparse.planning.over_time import PlanOverTime
+from hvd_sparse.planning.plan import BucketChoice, Plan
 from hvd_sparse.planning.profile import Machine, Profile
 
 # Fraction of a dense step's time within which sparse steps are far ahead. The first steps of a
@@ -39,6 +41,8 @@ class Tuning:
         sparse_seconds: Time of a measured sparse step; None if unknown, or if the plan is dense.
         sparse: True if the next step is sparse.
         settled_steps: Number of settled steps until everything is measured again.
+        over_time: The plan of local steps, where their number is chosen; else None.
+        buckets: The buckets of that plan.
         select_on: The thread that selects; see `simulate`.
     """
 
@@ -51,12 +55,14 @@ class Tuning:
     sparse_seconds: float | None = None
     sparse: bool = False
     settled_steps: int = 0
+    over_time: PlanOverTime | None = None
+    buckets: tuple[BucketChoice, ...] = ()
     select_on: str = "caller"
 
     @property
-    def choices(self) -> tuple[BucketPlan, ...]:
+    def choices(self) -> Sequence[BucketChoice]:
         """The buckets of the next step; none if it is entirely dense."""
-        return self.plan.buckets if self.sparse and self.plan else ()
+        return self.plan.buckets if self.sparse and self.plan else self.buckets
 
     @property
     def is_far_ahead(self) -> bool:

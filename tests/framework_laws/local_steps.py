@@ -318,6 +318,50 @@ def test_streaming_meetings_lose_nothing(framework, name, fragments, delay):
 
 
 @pytest.mark.usefixtures("several_ranks")
+def test_plans_over_time_follow_each_other_and_lose_nothing(framework, plans_over_time):
+    wanted = [
+        {"every": 3, "fragments": 3, "delay": 1},
+        {"every": 6, "fragments": 2, "delay": 2},
+        {"every": 2, "delay": 2},
+        {"every": 5},
+    ]
+    plans_over_time(*wanted)
+    model = new(framework, LAGS(local_steps="auto", wire="float32", **FIXED))
+    given, lengths = dict.fromkeys(model.weights(), 0.0), []
+    for step in range(60):
+        own = gradients_of(framework, step)
+        model.step(own)
+        given = {name: given[name] + own[name] for name in given}
+        framework.assert_same_on_all_ranks(common_of(model))
+        lengths.append(model.local_steps())
+    assert list(dict.fromkeys(lengths)) == [4, 3, 6, 2, 5]
+    plan = model.tuning().over_time
+    assert plan.local_steps == LocalSteps(every=5)
+    framework.assert_equal_on_all_ranks([plan.step_seconds])
+    model.meet()
+    framework.assert_same_on_all_ranks(model.weights())
+    results = {name: -framework.size * one for name, one in model.weights().items()}
+    framework.assert_nothing_is_lost(given, results, {}, model.residuals())
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_a_plan_over_time_is_made_from_measured_times(framework):
+    model = new(framework, LAGS(local_steps="auto", density=0.05, layers=Layers(min_numel=64)))
+    assert model.tuning() is None or model.tuning().over_time.compute_seconds == 1.0
+    interval(framework, model, 0, steps=20)
+    plan = model.tuning().over_time
+    assert 0 < plan.compute_seconds < 1
+    assert plan.chosen.density >= 0.05
+    assert plan.slowdown >= 1
+    before = model.weights()
+    model.replan()
+    assert model.local_steps() == 4
+    framework.assert_same_on_all_ranks(model.weights())
+    interval(framework, model, 30, steps=4)
+    assert any_entry({name: before[name] - one for name, one in model.weights().items()})
+
+
+@pytest.mark.usefixtures("several_ranks")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_rank_keeps_what_it_has_done_while_its_difference_was_in_flight(framework, dtype):
     model = new(framework, streaming(EXACT, every=4, delay=2), dtype=dtype)
@@ -432,16 +476,18 @@ def test_a_rank_that_is_late_at_a_meeting_is_named(framework, monkeypatch, capfd
 
 
 @pytest.mark.parametrize(
-    "name", ["topk", "dense, int8", "momentum", "adaptive", "late", "fragments"]
+    "name", ["topk", "dense, int8", "momentum", "adaptive", "late", "fragments", "over time"]
 )
 @pytest.mark.parametrize("extra", [0, 2], ids=["after a meeting", "amid an interval"])
-def test_an_interval_goes_on_bit_for_bit(framework, verdict, folder, name, extra):
+def test_an_interval_goes_on_bit_for_bit(framework, verdict, plans_over_time, folder, name, extra):
     verdict(sparse=True)
+    plans_over_time(*[{"every": 4, "fragments": 2, "delay": 1}] * 20)
     others = {
         "momentum": TopK(local_steps=LocalSteps(every=EVERY, outer=OUTERS["nesterov"]), **FIXED),
         "adaptive": LAGS(local_steps=EVERY, warmup=None, **FIXED),
         "late": streaming(SPARSE, every=EVERY, delay=EVERY),
         "fragments": streaming(SPARSE, every=4, fragments=2, delay=1),
+        "over time": LAGS(local_steps="auto", collective="allgather", **FIXED),
     }
     compression = {**COMPRESSIONS, **others}[name]
     before = EVERY * (CYCLE + 1 if name == "adaptive" else 2) + extra

@@ -8,9 +8,17 @@ from tests.framework_laws.fixtures import folder, several_ranks
 from tests.on_devices import device, gpu
 from tests.quick_measuring import quick_measuring
 from tests.rank_guard import Horovod, hooks
-from tests.verdict import verdict
+from tests.verdict import plans_over_time, verdict
 
-__all__ = ["device", "folder", "gpu", "quick_measuring", "several_ranks", "verdict"]
+__all__ = [
+    "device",
+    "folder",
+    "gpu",
+    "plans_over_time",
+    "quick_measuring",
+    "several_ranks",
+    "verdict",
+]
 
 globals().update(hooks(Horovod("horovod.torch")))
 

@@ -10,9 +10,9 @@ from tests.framework_laws.fixtures import folder, several_ranks
 from tests.parallel_ddp.groups import TorchDistributed
 from tests.quick_measuring import quick_measuring
 from tests.rank_guard import hooks
-from tests.verdict import verdict
+from tests.verdict import plans_over_time, verdict
 
-__all__ = ["folder", "quick_measuring", "several_ranks", "verdict"]
+__all__ = ["folder", "plans_over_time", "quick_measuring", "several_ranks", "verdict"]
 
 
 globals().update(hooks(TorchDistributed()))

@@ -1,0 +1,195 @@
+"""Plans over time: how often ranks meet, what they send, and when another plan follows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from hvd_sparse.compression import LAGS, Dense, Feedback, Layers, LocalSteps, Outer, Wire
+from hvd_sparse.compression.buckets import Layer, fragments_of
+from hvd_sparse.errors import InvalidArgumentError
+from hvd_sparse.exchange.interval import Report
+from hvd_sparse.planning.network import Network
+from hvd_sparse.planning.over_time import (
+    RESERVE,
+    PlannerOverTime,
+    PlanOverTime,
+    steps_to_a_loss,
+)
+from hvd_sparse.planning.profile import Machine
+from hvd_sparse.tuning.over_time import TunerOverTime
+
+LAYERS = [Layer(f"layer {i}", 50_000) for i in range(8)]
+AUTO = LAGS(local_steps="auto")
+COMPUTE = 0.05  # seconds
+MACHINE = Machine(
+    select_seconds_per_entry=1e-9,
+    select_overhead=1e-5,
+    merge_seconds_per_entry=2e-9,
+    code_seconds_per_entry=2e-9,
+)
+
+
+def network(mbit):
+    return Network.assumed(4, 1e6 / 8 * mbit, 1e-4)
+
+
+def planner(mbit, compression=AUTO):
+    return PlannerOverTime(
+        LAYERS, compression, others=2_000, network=network(mbit), machine=MACHINE
+    )
+
+
+def bits(plan):
+    """Returns the entries that a rank sends per step."""
+    return plan.chosen.density / plan.local_steps.every
+
+
+def test_faster_networks_reach_a_loss_sooner_and_are_given_more():
+    plans = [planner(mbit).best(COMPUTE) for mbit in (1, 10, 100, 1_000)]
+    slowdowns = [plan.slowdown for plan in plans]
+    assert slowdowns == sorted(slowdowns, reverse=True)
+    assert slowdowns[0] > slowdowns[-1] >= 1
+    assert bits(plans[0]) < bits(plans[1]) < bits(plans[-1])
+
+
+@pytest.mark.parametrize("mbit", [10, 100])
+def test_what_a_plan_exchanges_hides_behind_the_steps_of_its_delay(mbit):
+    plan = planner(mbit).best(COMPUTE)
+    assert (1 + RESERVE) * plan.exchange_seconds <= plan.local_steps.delay * COMPUTE
+    assert plan.step_seconds < 1.05 * COMPUTE
+    waiting = planner(mbit).predicted(
+        replace(plan.chosen, local_steps=replace(plan.local_steps, delay=0)), COMPUTE
+    )
+    assert waiting.step_seconds > plan.step_seconds
+    assert waiting.steps < plan.steps
+
+
+def test_a_plan_keeps_what_the_user_has_set():
+    outer = Outer(momentum=0.5, nesterov=True)
+    given = LAGS(
+        density=0.05,
+        collective="recursive_doubling",
+        wire=Wire(values="bfloat16", indices="plain"),
+        feedback=Feedback(decay=0.95),
+        layers=Layers(min_numel=64),
+        local_steps=LocalSteps(every="auto", outer=outer, lr_scale=2.0),
+    )
+    for mbit in (1, 10):
+        chosen = planner(mbit, given).best(COMPUTE).chosen
+        assert chosen.density >= 0.05
+        assert (chosen.collective, chosen.wire) == ("recursive_doubling", given.wire)
+        assert (chosen.layers, chosen.feedback) == (given.layers, given.feedback)
+        assert (chosen.local_steps.outer, chosen.local_steps.lr_scale) == (outer, 2.0)
+        assert chosen.warmup is None
+        assert not chosen.adaptive
+
+
+def test_all_entries_are_sent_by_a_dense_sum():
+    plan = planner(1e6).best(COMPUTE)
+    assert isinstance(plan.chosen, Dense)
+    choices = plan.choices(LAYERS)
+    assert {choice.collective for choice in choices} == {"shard_sum"}
+    assert [name for choice in choices for name in choice.layers] == [one.name for one in LAYERS]
+
+
+def test_no_bucket_has_layers_of_two_fragments():
+    plan = planner(10).best(COMPUTE)
+    fragment_of = {
+        layer.name: number
+        for number, group in enumerate(fragments_of(LAYERS, plan.local_steps.fragments))
+        for layer in group
+    }
+    for choice in plan.choices(LAYERS):
+        assert len({fragment_of[name] for name in choice.layers}) == 1
+
+
+def test_meeting_rarely_sending_little_and_coming_late_cost_steps():
+    some = steps_to_a_loss(8, 0.1, 1)
+    assert 1 < some < steps_to_a_loss(16, 0.1, 1)
+    assert some < steps_to_a_loss(8, 0.03, 1)
+    assert some < steps_to_a_loss(8, 0.1, 2)
+
+
+def test_a_plan_comes_back_from_its_text():
+    plan = planner(10).best(COMPUTE)
+    assert PlanOverTime.from_json(plan.to_json()) == plan
+    unknown = json.loads(plan.to_json()) | {"compression": {"part": "os.system"}}
+    with pytest.raises(InvalidArgumentError, match=r"os\.system"):
+        PlanOverTime.from_json(json.dumps(unknown))
+
+
+def tuner(mbit=10, rank=1):
+    return TunerOverTime(
+        LAYERS, AUTO, others=2_000, network=network(mbit), machine=MACHINE, rank=rank
+    )
+
+
+def report(*, step=COMPUTE, meeting=0.0):
+    return Report(4, 0, 1.0, 0, 0.0, 0.1, step, meeting, 0)
+
+
+def end_interval(one, **numbers):
+    return one.end_interval([report(**numbers), report()])
+
+
+def test_the_first_plan_is_followed_by_one_from_measured_times(caplog):
+    caplog.set_level("INFO", "hvd_sparse")
+    first = tuner(rank=0)
+    assert first.tuning.over_time.local_steps == LocalSteps(every=4)
+    assert end_interval(first, step=0.08)
+    plan = first.tuning.over_time
+    assert plan == planner(10).best(0.08)  # of the slowest rank
+    assert first.tuning.choices == plan.choices(LAYERS)
+    assert f"ranks meet every {plan.local_steps.every} steps" in caplog.text
+    assert repr(plan.local_steps) in caplog.text
+
+
+def test_plans_are_made_again_after_1_2_4_8_intervals(monkeypatch):
+    made = []
+    best = PlannerOverTime.best
+    monkeypatch.setattr(PlannerOverTime, "best", lambda *a, **k: made.append(a) or best(*a, **k))
+    one = tuner()
+    counts = []
+    for _ in range(17):
+        end_interval(one)
+        counts.append(len(made))
+    assert counts == [1, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 4, 4, 4, 4, 5, 5]
+
+
+def test_a_plan_stays_unless_another_one_is_clearly_better():
+    one = tuner()
+    end_interval(one)
+    before = one.tuning.over_time
+    assert not end_interval(one, step=1.01 * COMPUTE)
+    assert one.tuning.over_time.chosen == before.chosen
+    assert one.tuning.over_time.compute_seconds == 1.01 * COMPUTE
+    end_interval(one)  # the third
+    took = 50 * before.exchange_seconds
+    assert one.end_interval([report(meeting=took)] * 2)
+    assert bits(one.tuning.over_time) < bits(before)
+
+
+def test_an_exchange_that_waited_for_a_late_rank_changes_nothing():
+    one = tuner()
+    end_interval(one)
+    before = one.tuning.over_time.chosen
+    took = one.tuning.over_time.exchange_seconds
+    rows = [report(meeting=50 * took), report(meeting=took)]
+    assert not one.end_interval(rows)
+    assert one.tuning.over_time.chosen == before
+
+
+def test_a_tuner_goes_on_where_it_was_saved():
+    one, other = tuner(), tuner()
+    end_interval(one)
+    end_interval(one)
+    other.load_plan(one.plan_state())
+    assert other.tuning == one.tuning
+    assert other.plan_state() == one.plan_state()
+    other.load_plan(None)
+    assert other.tuning.over_time == tuner().tuning.over_time
+    other.restart(network(100))
+    assert other.tuning.network == network(100)
