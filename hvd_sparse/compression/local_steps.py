@@ -18,6 +18,9 @@ MOST_LOCAL_STEPS = 1 << 20
 # What a meeting does with the moments of the ranks' optimizers.
 LOCAL, AVERAGED = "local", "averaged"
 
+# The most that lr_scale="auto" multiplies by: more was measured to gain little, and may diverge.
+MOST_LR_SCALE = 2.0
+
 # With every="auto": local steps before the first meeting.
 _AUTO_FIRST = 4
 
@@ -110,14 +113,16 @@ class LocalSteps(Part):
 
     Args:
         every: Steps from one meeting to the next, at least 2; an AdaComm, which changes their
-            number as the loss falls; or "auto": as few, up to 32, as make meetings take a tenth of
-            the time.
+            number as the loss falls; or "auto". With an adaptive compression in PyTorch, that
+            plans fragments, delay and what is sent, too, such that a loss is predicted to be
+            reached first (docs/local_steps.md); else it is as few, up to 32, as make meetings take
+            a tenth of the time.
         outer: The optimizer of the common weights.
         lr_scale: Factor of the optimizer's learning rates in local steps, above 0. "auto": the
-            square root of the number of ranks for optimizers that divide gradients by their size
-            (Adam, AdamW, NAdam, RAdam, Adamax); 1 for others, and in TensorFlow. The gradient of
-            one rank is noisier than that of all, and such optimizers take smaller steps along what
-            the ranks have in common.
+            square root of the number of ranks, but at most 2, for optimizers that divide gradients
+            by their size (Adam, AdamW, NAdam, RAdam, Adamax); 1 for others, and in TensorFlow. One
+            rank's gradient is noisier than that of all, so that such optimizers take smaller steps
+            along what the ranks have in common.
         moments: "local": the moments of the ranks' optimizers stay their own; "averaged": each
             meeting averages them, as a dense sum of the host's.
         fragments: Parts of the model, of about the same size, each of which meets every `every`

@@ -105,7 +105,8 @@ class StepBuckets:
         self._layers = {layer.name: layer for op in ops for layer in op.layers}
         self._op_of = {layer.name: i for i, op in enumerate(ops) for layer in op.layers}
         self._ops, self._dense_ops = len(ops), len(dense)
-        self._compression = compression
+        # A tuner's plans have the densities of a warm-up.
+        self._compression = compression.settled() if compression.adaptive else compression
         self._reduction = reduction
         self._size = size
         self._device = device

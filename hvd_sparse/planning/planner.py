@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hvd_sparse.compression import Compression
+from hvd_sparse.compression.buckets import Layer
 from hvd_sparse.compression.checks import checked_density
 from hvd_sparse.compression.collectives import COLLECTIVES
 from hvd_sparse.compression.parts import AUTO, MAX_BUCKET_NUMEL, Adaptive
@@ -32,9 +33,10 @@ from hvd_sparse.planning.densities import (
     simulated_densities,
 )
 from hvd_sparse.planning.merging import Merged, Offer, merge_layers
+from hvd_sparse.planning.network import Network
 from hvd_sparse.planning.pipeline import simulate, simulate_dense
 from hvd_sparse.planning.plan import DENSE, BucketPlan, Plan
-from hvd_sparse.planning.profile import LayerProfile, Profile
+from hvd_sparse.planning.profile import LayerProfile, Machine, Profile
 
 # Types of values that a plan may choose if the user leaves the choice to it: those that learn as
 # well as float32 (docs/learning.md).
@@ -160,6 +162,18 @@ def make_plan(profile: Profile, rules: Rules | None = None) -> Plan:
         InvalidArgumentError: None of the collectives is possible between these ranks.
     """
     return _Planner(profile, rules or Rules()).plan()
+
+
+def plan_of_exchanges(
+    layers: Sequence[Layer], network: Network, machine: Machine, rules: Rules
+) -> Plan:
+    """Returns the sparse plan that sends the least, as if computing took no time.
+
+    Its predicted times are those of exchanges alone.
+    """
+    none = [LayerProfile(name=one.name, numel=one.numel, backward=0.0) for one in layers]
+    profile = Profile(layers=tuple(none), forward=0.0, network=network, machine=machine)
+    return make_plan(profile, replace(rules, adaptive=False, dense=False))
 
 
 def dense_plan(profile: Profile) -> Plan:

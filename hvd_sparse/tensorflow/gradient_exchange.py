@@ -176,8 +176,11 @@ class GradientExchange:
             self.tuner = self._measurer.tuner(
                 self.layers, compression, self.messages, keeps_order=True
             )
-            if self.tuner is None:
-                choices = plan.fixed_choices(self.layers, compression)
+            choices = (
+                plan.fixed_choices(self.layers, compression)
+                if self.tuner is None
+                else tuple(self.tuner.tuning.choices)
+            )
         self._driver = ops.Driver(
             self._exchange,
             self._buckets.op_sizes,
@@ -346,7 +349,7 @@ class GradientExchange:
         """Measures the network anew, between two steps, and restarts tuning. Collective."""
         assert self.tuner is not None
         self.tuner.restart(self._measurer.network())
-        self._replace_buckets(())
+        self._replace_buckets(self.tuner.tuning.choices)
 
     def refuse_if_ended(self) -> None:
         """Raises ExchangeFailedError, with its first cause, if the exchange has ended."""

@@ -20,6 +20,7 @@ FAR_AHEAD = 0.5
 class Stage(enum.Enum):
     """Stages of tuning: what happens in the next step."""
 
+    FIRST = "timing the first sparse steps"
     DENSE = "timing dense steps"
     PLANNING = "making a plan"
     SPARSE = "timing sparse steps"
@@ -65,9 +66,16 @@ class Tuning:
         return self.plan.buckets if self.sparse and self.plan else self.buckets
 
     @property
+    def dense_estimate(self) -> float | None:
+        """Time of a dense step: as measured, else as predicted from the profile, if any."""
+        if self.dense_seconds is None and self.plan is not None and self.profile is not None:
+            return self.plan.dense_seconds
+        return self.dense_seconds
+
+    @property
     def is_far_ahead(self) -> bool:
         """True if steps are sparse, and no doubt about the dense ones' time could change that."""
-        sparse, dense = self.sparse_seconds, self.dense_seconds
+        sparse, dense = self.sparse_seconds, self.dense_estimate
         return self.sparse and bool(sparse and dense and sparse < FAR_AHEAD * dense)
 
     @property

@@ -1,5 +1,7 @@
 """Tunes an adaptive compression: measures, plans, compares, and goes dense where that is faster.
 
+    FIRST      a few sparse steps, in which layers are timed, where the network shows that dense
+               ones lose; else this is left out
     DENSE      a few dense steps, in which layers and steps are timed
     PLANNING   rank 0 makes a plan from all ranks' times and sends it to all
     SPARSE     a few steps that follow the plan, and are timed
@@ -9,7 +11,8 @@
     SETTLED    until it is time to begin again
 
 If a warm-up changes the floor of the plan, it begins again, too; but where sparse steps are far
-ahead, with PLANNING, from the known times, since dense steps would take longer.
+ahead, with PLANNING, from the known times, since dense steps would take longer. A warm-up's density
+is lowered as far as its steps would take much longer than those that follow it.
 
 All ranks enter the stages at the same steps: a stage lasts a fixed number of steps, whatever a rank
 has measured in them, and rank 0 makes every decision that depends on measured times.
@@ -31,12 +34,12 @@ from hvd_sparse.planning import records
 from hvd_sparse.planning.calibrate import calibrated, delayed
 from hvd_sparse.planning.network import Network
 from hvd_sparse.planning.plan import DENSE, Plan
-from hvd_sparse.planning.planner import make_plan, rules_of
+from hvd_sparse.planning.planner import make_plan, plan_of_exchanges, rules_of
 from hvd_sparse.planning.profile import Machine, Profile
 from hvd_sparse.tuning.decision import Channel, Decision
 from hvd_sparse.tuning.measure import DENSE_SUM_BYTES
 from hvd_sparse.tuning.settled_state import SettledState
-from hvd_sparse.tuning.stages import Stage, Tuning
+from hvd_sparse.tuning.stages import FAR_AHEAD, Stage, Tuning
 from hvd_sparse.tuning.step_rows import (
     Rows,
     known,
@@ -55,6 +58,13 @@ TIMED_STEPS = 5
 # at density .01 small models took .9 to 1.3 times dense's steps to a loss (docs/learning.md).
 MARGIN = 0.05
 HELD_BACK_MARGIN = 0.15
+# Multiple of a plan's time that the host's sums alone must be predicted to take for the first steps
+# to be sparse: the times of computing are not known then.
+SURE = 4.0
+# Seconds of such sums up to which the first steps are dense in any case, since they cost little.
+CHEAP = 0.05
+# Multiple of the time of the steps that follow a warm-up which its own steps may take.
+WARMUP_STRETCH = 1.5
 # Excess of sparse steps over their prediction that asks for a second plan.
 SURPRISE = 0.02
 # Fraction of the time that comparisons may cost, and the fewest steps between two of them.
@@ -65,7 +75,7 @@ LEAST_SETTLED_STEPS = 1000
 _DECISION_STEPS = 2
 
 
-_TIMED = (Stage.DENSE, Stage.SPARSE)
+_TIMED = (Stage.FIRST, Stage.DENSE, Stage.SPARSE)
 # Fields of a Tuning that a checkpoint contains as they are.
 _SETTLED = (
     "machine", "profile", "plan", "dense_seconds", "sparse_seconds", "sparse", "settled_steps",
@@ -135,13 +145,21 @@ class Tuner:
         self._decision: Decision | None = None
         self._first: Tuning | None = None  # the first plan, timed, while a second one is tried
         self._said: bool | None = None
+        self._begin(network)
 
     def restart(self, network: Network) -> None:
         """Begins again, on a newly measured network; called between two steps, on all ranks."""
         if self._decision is not None:
             self._decision.close()
         self._decision = self._first = None
-        self._enter(Stage.DENSE, network=network, sparse=False)
+        self._begin(network)
+
+    def _begin(self, network: Network) -> None:
+        unknown = {"network": network, "plan": None, "profile": None, "dense_seconds": None}
+        self._enter(Stage.DENSE, sparse=False, **unknown)
+        plan = plan_of_exchanges(self._layers, network, self.tuning.machine, self._rules)
+        if plan.dense_seconds > max(CHEAP, SURE * plan.step_seconds):
+            self._enter(Stage.FIRST, sparse=True, plan=plan)
 
     def state(self) -> str | None:
         """Returns the settled state as text for a checkpoint; None while a comparison is under way.
@@ -225,7 +243,7 @@ class Tuner:
                 self._decide(measured, self._make_plan_again, self._use_plan_again)
             elif floor != self._floor or self._steps >= self.tuning.settled_steps:
                 self._enter(Stage.DENSE, sparse=False)
-        elif stage is Stage.DENSE and timed:
+        elif stage in (Stage.FIRST, Stage.DENSE) and timed:
             self._floor = floor
             times = [read() for read in self._readings]
             measured = [*measured_times(times, len(self._layers)), self._place.free_bytes()]
@@ -266,7 +284,7 @@ class Tuner:
             machine=self.tuning.machine,
             keeps_order=self._keeps_order,
         )
-        dense_step = known(slowest_step(rows))
+        dense_step = None if self.tuning.sparse else known(slowest_step(rows))
         return profile if dense_step is None else calibrated(profile, dense_step)
 
     def _make_plan(self, rows: Rows) -> str:
@@ -277,7 +295,18 @@ class Tuner:
         return self._plan_for(self.tuning.profile, dense_sums=self._fitting(rows)).to_json()
 
     def _plan_for(self, profile: Profile, **rules: Any) -> Plan:
-        return make_plan(profile, replace(self._rules, density=self._floor, **rules))
+        least, floor = self._rules.density, self._floor
+
+        def plan_at(density: float) -> Plan:
+            return make_plan(profile, replace(self._rules, density=density, **rules))
+
+        plan = plan_at(floor)
+        if floor > least:
+            most = WARMUP_STRETCH * plan_at(least).step_seconds
+            while plan.step_seconds > most and floor > least:
+                floor = max(least, floor / 2)
+                plan = plan_at(floor)
+        return plan
 
     def _fitting(self, rows: Rows) -> Sequence[str]:
         """Returns the dense sums for which there is memory on all ranks, whose rows end with it."""
@@ -286,8 +315,14 @@ class Tuner:
         return self._rules.dense_sums if fits else (DENSE,)
 
     def _use_plan(self, rows: Rows, decided: str) -> None:
-        dense = known(slowest_step(rows))
-        self._try(Plan.from_json(decided), profile=self._profile(rows), dense_seconds=dense)
+        plan, step = Plan.from_json(decided), known(slowest_step(rows))
+        profile = self._profile(rows)
+        if not self.tuning.sparse:
+            self._try(plan, profile=profile, dense_seconds=step)
+        elif step is not None and step < FAR_AHEAD * plan.dense_seconds and not plan.dense:
+            self._try(plan, profile=profile)
+        else:  # in doubt, dense steps are timed after all
+            self._enter(Stage.DENSE, sparse=False)
 
     def _use_plan_again(self, _: Rows, decided: str) -> None:
         self._try(Plan.from_json(decided))
@@ -332,7 +367,7 @@ class Tuner:
             return
         best = min([self._first or found, found], key=lambda one: one.sparse_seconds or math.inf)
         self._first = None
-        sparse, dense = best.sparse_seconds, best.dense_seconds
+        sparse, dense = best.sparse_seconds, best.dense_estimate
         # If no rank could time its steps, nothing shows that sparse ones are faster.
         assert best.plan is not None
         most = 1 - margin_of(best.plan)
@@ -363,7 +398,7 @@ def margin_of(plan: Plan) -> float:
 
 def steps_between(tuning: Tuning) -> int:
     """Returns the steps between two comparisons, enough that these cost a hundredth of the time."""
-    sparse, dense = tuning.sparse_seconds, tuning.dense_seconds
+    sparse, dense = tuning.sparse_seconds, tuning.dense_estimate
     if not sparse or not dense:
         return LEAST_SETTLED_STEPS
     slowdown = max(sparse, dense) / min(sparse, dense) - 1

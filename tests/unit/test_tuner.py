@@ -104,10 +104,11 @@ class World:
         return arrived
 
 
-def tuners(size=3, compression=None, places=None, dense16=None):
+def tuners(size=3, compression=None, places=None, dense16=None, dense=None):
     world = World(size)
     link = Link(alpha=1e-4, beta=1e-8)
-    network = Network(size=size, links=((1, link), (2, link)), dense=link, dense16=dense16)
+    dense = dense or link
+    network = Network(size=size, links=((1, link), (2, link)), dense=dense, dense16=dense16)
     return [
         Tuner(
             LAYERS,
@@ -167,6 +168,50 @@ def test_it_goes_sparse_where_that_is_faster(planned, caplog):
     assert ranks[2].tuning.sparse_seconds == 0.5
     assert ranks[2].tuning.dense_seconds == 1.0
     assert [record.levelname for record in caplog.records] == ["INFO"]
+
+
+# The host's sums take a second, of which a plan knows before the first step.
+SLOW = Link(alpha=1.0, beta=1e-8)
+
+
+def test_no_step_is_dense_where_the_network_shows_that_dense_ones_lose(planned, caplog):
+    planned(SPARSE)
+    ranks = tuners(dense=SLOW)
+    assert all((one.tuning.stage, one.tuning.sparse) == (Stage.FIRST, True) for one in ranks)
+    first = ranks[0].tuning.choices
+    assert {density for bucket in first for density in bucket.densities} == {0.01}
+    with caplog.at_level(logging.INFO, logger="hvd_sparse"):
+        changes = run(ranks, 40, lambda sparse: 0.4 if sparse else 1.0)
+    assert all(sparse for _, _, sparse in changes)
+    assert Stage.DENSE not in {stage for _, stage, _ in changes}
+    found = ranks[1].tuning
+    assert (found.stage, found.plan, found.profile.forward) == (Stage.SETTLED, SPARSE, 0.1)
+    assert (found.dense_seconds, found.dense_estimate) == (None, SPARSE.dense_seconds)
+    (record,) = caplog.records
+    assert "gradients are sent sparse" in record.message
+    run(ranks, 1000, lambda sparse: 0.4 if sparse else 1.0, before=40)
+    assert all(one.tuning.sparse for one in ranks)
+
+
+@pytest.mark.parametrize("plan", [SPARSE, DENSE])
+def test_dense_steps_are_timed_where_the_first_sparse_ones_leave_a_doubt(planned, plan):
+    planned(plan)
+    ranks = tuners(dense=SLOW)
+    changes = run(ranks, 40, lambda sparse: 0.6 if sparse else 1.0)
+    assert changes[0][1:] == (Stage.DENSE, False)
+    assert all(one.tuning.dense_seconds == 1.0 for one in ranks)
+    assert ranks[0].tuning.sparse == (plan is SPARSE)
+
+
+def test_a_restart_on_a_slow_network_begins_with_sparse_steps(planned):
+    planned(SPARSE)
+    ranks = tuners()
+    run(ranks, 40, lambda sparse: 0.4 if sparse else 1.0)
+    for one in ranks:
+        one.restart(replace(one.tuning.network, dense=SLOW))
+    assert {one.tuning.stage for one in ranks} == {Stage.FIRST}
+    run(ranks, 40, lambda sparse: 0.4 if sparse else 1.0, before=40)
+    assert ranks[0].tuning.stage is Stage.SETTLED
 
 
 @pytest.mark.parametrize(("free", "fits"), [((math.inf,) * 3, True), ((math.inf, 1e5, 1e9), False)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hvd_sparse.compression import LAGS, Warmup
@@ -20,7 +22,10 @@ SPARSE_IS_NEAR = {True: 0.6, False: 1.0}
 
 @pytest.fixture
 def floors(monkeypatch):
-    """Returns a list of the minimum densities of all plans requested."""
+    """Returns a list of the minimum densities of all plans requested.
+
+    After each plan of a warm-up follows that of the final density, whose time limits it.
+    """
     asked = []
 
     def choose(profile, rules):
@@ -45,7 +50,7 @@ def test_every_density_of_a_warm_up_is_planned_for_without_dense_steps(floors):
     warmup = Warmup(steps=50, densities=(0.25, 0.1))
     ranks = tuners(compression=LAGS(density=0.01, warmup=warmup))
     changes = run(ranks, 1000, SECONDS.__getitem__)
-    assert floors == [0.25, 0.1, 0.01]
+    assert floors == [0.25, 0.01, 0.1, 0.01, 0.01]
     assert tried(changes) == [DENSE + DECIDED, 50 + DECIDED, 100 + DECIDED]
     assert begun(changes) == []
     assert all(sparse for _, _, sparse in changes)
@@ -69,7 +74,7 @@ def test_a_density_that_is_the_same_is_no_reason(floors):
     warmup = Warmup(steps=50, densities=(0.1, 0.1, 0.001))
     ranks = tuners(compression=LAGS(density=0.01, warmup=warmup))
     assert tried(run(ranks, 1000, SECONDS.__getitem__))[1:] == [100 + DECIDED]
-    assert floors == [0.1, 0.01]
+    assert floors == [0.1, 0.01, 0.01]
 
 
 @pytest.mark.parametrize("steps", [*range(1, DENSE), DENSE, DENSE + 3, COMPARED - 1])
@@ -79,13 +84,30 @@ def test_a_warm_up_that_ends_amid_a_comparison_begins_another_behind_it(floors, 
     if steps <= DENSE:  # the warm-up ends before the plan
         assert (floors, tried(changes)[1:]) == ([0.01], [])
     else:
-        assert (floors, tried(changes)[1:]) == ([0.25, 0.01], [COMPARED + 1 + DECIDED])
+        assert floors == [0.25, 0.01, 0.01]
+        assert tried(changes)[1:] == [COMPARED + 1 + DECIDED]
+
+
+def test_a_warm_up_sends_less_where_its_steps_would_take_much_longer(monkeypatch):
+    seconds = {0.25: 2.0, 0.125: 1.0, 0.0625: 0.6, 0.01: 0.5}
+
+    def choose(profile, rules):
+        density = rules.density
+        asked.append(density)
+        return replace(SPARSE, step_seconds=seconds[density])
+
+    asked = []
+    monkeypatch.setattr(tuning, "make_plan", choose)
+    ranks = tuners(compression=LAGS(density=0.01, warmup=Warmup(steps=500, densities=(0.25,))))
+    run(ranks, 12, SECONDS.__getitem__)
+    assert asked == [0.25, 0.01, 0.125, 0.0625]
+    assert all(one.tuning.plan.step_seconds == 0.6 for one in ranks)
 
 
 def test_a_second_plan_is_for_the_warm_up_as_well(floors):
     compression = LAGS(density=0.01, warmup=Warmup(steps=500, densities=(0.25,)))
     run(tuners(compression=compression), 40, {True: 0.9, False: 1.0}.__getitem__)
-    assert floors == [0.25, 0.25]  # SPARSE promised less than 0.9
+    assert floors == [0.25, 0.01, 0.25, 0.01]  # SPARSE promised less than 0.9
 
 
 # In the second case, the warm-up goes on while steps of its first stage are still compared.
