@@ -276,7 +276,14 @@ class Hooked(DDP):
         from hvd_sparse.ddp import attach
 
         super().__init__(setup)
-        attach(self._wrapped, self.optimizer, compression_of(mode))
+        compression = compression_of(mode)
+        self._is_local = compression.is_local
+        attach(self._wrapped, self.optimizer, compression)
+
+    @contextmanager
+    def judged(self) -> Iterator[nn.Module]:
+        with self.averaged_weights() if self._is_local else nullcontext(self.model) as model:
+            yield model
 
     def report(self) -> dict[str, Any]:
         return report_of(self.optimizer)

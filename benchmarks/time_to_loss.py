@@ -14,6 +14,7 @@ and draws plots of what is there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,8 @@ from learning_runs import Run, Store, make, tuned
 from learning_tasks import TASKS, Task
 from modes import picked
 from progress import correlations, plot_progress, points, within_families
+
+from hvd_sparse.planning.over_time import steps_to_a_loss
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -52,6 +55,36 @@ def local(compression: str) -> str:
     return f'WarmedUp(mode="{compression}", warmup=0)'
 
 
+def own_rates(steps: int, more: str = "") -> str:
+    """Local steps whose learning rate is the one given."""
+    return f"LocalSteps(every={steps}, lr_scale=1{more})"
+
+
+_AVERAGED = ", moments='averaged'"
+
+# Local steps at dense's learning rate, to which the model of `steps_to_a_loss` is fitted, by title:
+# steps from one meeting to the next, density, fragments, delay.
+OVER_TIME = {
+    f"over time: {every}, {density:g}, {fragments}, {delay}": (every, density, fragments, delay)
+    for every, density, fragments, delay in (
+        *((every, 1.0, 1, 0) for every in (2, 4, 8, 16, 32)),
+        (4, 1.0, 1, 4), (2, 0.1, 2, 1), (4, 0.1, 4, 1), (8, 0.1, 4, 2), (16, 0.1, 4, 4),
+        (32, 0.1, 4, 8), (16, 0.3, 4, 4), (2, 0.03, 2, 1), (4, 0.03, 4, 1), (8, 0.03, 4, 2),
+        (2, 0.01, 2, 1),
+    )
+}  # fmt: skip
+
+
+def over_time(every: int, density: float, fragments: int, delay: int) -> str:
+    """Local steps at dense's learning rate: exact averages, or four bits of a value."""
+    streams = f", fragments={fragments}, delay={delay}" if delay else ""
+    steps = f"local_steps=LocalSteps(every={every}{streams})"
+    if density == 1:
+        return local(f"Dense({steps})")
+    wire = "wire=Wire(values='int4', indices='packed')"
+    return local(f"LAGS(adaptive=False, density={density:g}, warmup=None, {wire}, {steps})")
+
+
 # Methods that a user can pick today, by their titles in tables. "Own momentum": the optimizer
 # applies it; otherwise the ranks apply that of an Adam, before error feedback.
 TODAY = {
@@ -68,30 +101,33 @@ TODAY = {
     "own dense sum, int4": "WarmedUp(mode=\"Dense(values='int4')\", warmup=0)",
     "3LC": "ThreeLC",
     "SBC": "SBC",
-    **{f"local {steps}, dense": local(f"Dense(local_steps={steps})") for steps in LOCAL_STEPS},
+    **{
+        f"local {steps}, dense": local(f"Dense(local_steps={own_rates(steps)})")
+        for steps in LOCAL_STEPS
+    },
     **{
         f"local {steps}, LAGS .1": local(
-            f"LAGS(adaptive=False, density=0.1, warmup=None, local_steps={steps})"
+            f"LAGS(adaptive=False, density=0.1, warmup=None, local_steps={own_rates(steps)})"
         )
         for steps in LOCAL_STEPS
     },
-    "local 8, LAGS .01": local("LAGS(adaptive=False, local_steps=8)"),
-    "local 8, dense, delay 8": local("Dense(local_steps=LocalSteps(every=8, delay=8))"),
-    "local 8, dense, moments averaged": local(
-        "Dense(local_steps=LocalSteps(every=8, moments='averaged'))"
-    ),
+    "local 8, LAGS .01": local(f"LAGS(adaptive=False, local_steps={own_rates(8)})"),
+    "local 8, dense, delay 8": local(f"Dense(local_steps={own_rates(8, ', delay=8')})"),
+    "local 8, dense, moments averaged": local(f"Dense(local_steps={own_rates(8, _AVERAGED)})"),
     "local 8, LAGS .1, moments averaged": local(
-        "LAGS(adaptive=False, density=0.1, warmup=None, "
-        "local_steps=LocalSteps(every=8, moments='averaged'))"
+        f"LAGS(adaptive=False, density=0.1, warmup=None, local_steps={own_rates(8, _AVERAGED)})"
     ),
     "local 16, dense, Nesterov": local(
-        "Dense(local_steps=LocalSteps(every=16, outer=Outer(lr=0.7, momentum=0.9, nesterov=True)))"
+        "Dense(local_steps=LocalSteps(every=16, lr_scale=1, "
+        "outer=Outer(lr=0.7, momentum=0.9, nesterov=True)))"
     ),
+    **{title: over_time(*point) for title, point in OVER_TIME.items()},
     "AdaComm 16, dense": local("Dense(local_steps=AdaComm(first=16, seconds=5.0))"),
     "AdaComm 16, dense, minutes": local("Dense(local_steps=AdaComm(first=16, seconds=60.0))"),
     "DDP, local 8, LAGS .1": (
-        'Hooked(mode="LAGS(adaptive=False, density=0.1, warmup=None, local_steps=8)")'
+        f'Hooked(mode="LAGS(adaptive=False, density=0.1, warmup=None, local_steps={own_rates(8)})")'
     ),
+    "DDP, LAGS over time": "Hooked(mode=\"LAGS(local_steps='auto')\")",
     "local auto, LAGS .1": local("LAGS(density=0.1, warmup=None, local_steps='auto')"),
     "SBC .001": "SBC(density=0.001)",
     "SBC .01, local 10": "SBC(density=0.01, local_steps=10)",
@@ -221,6 +257,7 @@ SAME_WITHOUT_A_NETWORK = {
     "LAGS": TODAY["LAGS, not adaptive"],
     "DDP, LAGS": TODAY["LAGS, not adaptive"],
     "DDP, local 8, LAGS .1": TODAY["local 8, LAGS .1"],
+    "DDP, LAGS over time": "Dense",
     "AdaComm 16, dense, minutes": TODAY["AdaComm 16, dense"],
     "local auto, LAGS .1": TODAY["local 8, LAGS .1"],
     "dense, fp16": "Dense",
@@ -368,6 +405,34 @@ def report(
             if plots is not None:
                 file = plots / f"raced_{one.name}.png"
                 plot_curves(raced.curves(), ["seconds", "bytes"], file)
+
+
+@app.command()
+def fit(
+    task: Annotated[str, typer.Option(help="one of learning_tasks.TASKS")] = "transformer",
+    folder: Folder = FOLDER,
+    steps: Annotated[int, typer.Option(help="of the trainings without a network")] = 1000,
+) -> None:
+    """Compares the steps to dense's loss of local steps with the model by which plans are made."""
+    store, one = Store(folder), TASKS[task]
+    methods = {"dense": TODAY["dense"]} | {title: TODAY[title] for title in OVER_TIME}
+    learned = Learned(store, one.name, steps, methods, one.rates)
+    rows, errors = [], []
+    for title in (title for title in OVER_TIME if title in learned.best):
+        every, density, fragments, delay = OVER_TIME[title]
+        seen, model = learned.steps_to_dense(title), steps_to_a_loss(every, density, delay)
+        errors += [] if seen is None else [model - seen]
+        held_out = learned.best[title][0].held_out
+        rows.append(
+            [str(every), f"{density:g}", str(fragments), str(delay), shown(held_out),
+             shown(seen, 2), shown(model, 2)]
+        )  # fmt: skip
+    columns = ["every", "density", "fragments", "delay", "held-out loss", "steps", "model"]
+    print(as_markdown(f"{task}: steps to dense's loss half-way, over dense's", columns, rows))
+    if errors:
+        print(
+            f"root mean square error of the model: {math.hypot(*errors) / len(errors) ** 0.5:.3f}"
+        )
 
 
 def finish(failed: Sequence[str]) -> None:

@@ -36,10 +36,9 @@ def plans_over_time(monkeypatch):
     def choose(*options):
         following = iter([LocalSteps(**one) for one in options])
 
-        def best(planner, seconds, *, stretch):
-            assert seconds > 0
-            assert stretch > 0
-            return planner.predicted(planner._with(0.1, next(following)), 1.0)
+        def best(planner, times):
+            assert times.compute > 0
+            return planner.predicted(planner._with(0.1, next(following)), times)
 
         monkeypatch.setattr(PlannerOverTime, "best", best)
         monkeypatch.setattr(over_time, "_MARGIN", -math.inf)

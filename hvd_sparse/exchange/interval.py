@@ -124,6 +124,7 @@ class Interval:
         self._chosen_at = self._began = self._met = clock()
         self._meeting = 0.0  # seconds of the last one
         self._waited = 0.0  # seconds, in this interval
+        self._untimed = 0  # its first steps, which are not timed
         self._losses: list[Any] = []
         self._first: tuple[float, float] | None = None  # loss and learning rate
         self._may_warn = warns
@@ -131,6 +132,10 @@ class Interval:
     def follow(self, local_steps: LocalSteps, fragments: int) -> None:
         """Takes another, fixed number of steps and fragments, between two intervals."""
         self.length, self._fragments = local_steps.first, fragments
+
+    def begin_timing(self) -> None:
+        """Leaves the steps of this interval so far out of the time of a step."""
+        self._began, self._untimed = self._clock(), self.taken
 
     def note_wait(self, seconds: float, *, exchange: float) -> None:
         """Notes that a step has waited, for an exchange that took so many seconds in all."""
@@ -178,7 +183,7 @@ class Interval:
             losses=len(losses),
             loss=sum(losses),
             rate=rate,
-            step=(self._met - self._began - self._waited) / max(self.taken, 1),
+            step=(self._met - self._began - self._waited) / max(self.taken - self._untimed, 1),
             meeting=self._meeting,
             left_out=len(told) - len(losses),
         )
@@ -210,7 +215,7 @@ class Interval:
             InvalidArgumentError: The rule needs a loss, and no rank has reported one.
         """
         self.taken = 0
-        self._waited = 0.0
+        self._waited, self._untimed = 0.0, 0
         self._began = self._clock()
         rows = [Report(*row) for row in reports]
         if self._rule == AUTO:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from hvd_sparse.compression import Dense, LocalSteps
 from hvd_sparse.compression.base import SparseCompression
@@ -25,14 +25,16 @@ from hvd_sparse.planning.network import Network
 from hvd_sparse.planning.plan import BucketChoice, entries_to_send, fixed_choices
 from hvd_sparse.planning.profile import Machine
 
+# Local steps before the first plan that follows from measured times, and those of them not timed.
+FIRST, SKIPPED = 8, 2
 EVERY = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 FRAGMENTS = (1, 2, 4, 8)
 DENSITIES = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3)
 # Fraction by which an exchange may turn out longer than predicted and still hide.
 RESERVE = 0.25
 # Passes over a fragment that its meeting takes on the thread of the steps, besides selecting: its
-# difference, a copy of its weights, and moving them.
-_PASSES = 3
+# difference, a copy of its weights, and moving them; and seconds besides, whatever its size.
+_PASSES, _MEETING_SECONDS = 3, 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,7 @@ class PlanOverTime(records.Saved):
     Attributes:
         compression: The record of a compression that a user could have written.
         compute_seconds: Seconds of a step that exchanges nothing.
+        work_seconds: Predicted seconds in which a step's share of meetings keeps a core busy.
         exchange_seconds: Predicted seconds of the exchange of a fragment.
         step_seconds: Predicted seconds of a step.
         steps: Predicted steps to a loss, over those of dense sums in every step.
@@ -52,6 +55,7 @@ class PlanOverTime(records.Saved):
 
     compression: dict[str, Any]
     compute_seconds: float
+    work_seconds: float
     exchange_seconds: float
     step_seconds: float
     steps: float
@@ -83,15 +87,58 @@ class PlanOverTime(records.Saved):
         return fixed_choices(layers, self.chosen)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """The measured times by which plans are made.
+
+    Attributes:
+        compute: Seconds of a step that exchanges nothing, on the slowest rank.
+        drag: Seconds by which a second of work for meetings lengthens the steps beside it: 0 if
+            there is a core for it, 1 if there is none.
+        stretch: What exchanges took, over their predictions.
+    """
+
+    compute: float
+    drag: float = 1.0
+    stretch: float = 1.0
+
+
 def steps_to_a_loss(every: int, density: float, delay: int) -> float:
     """Returns the steps that local steps take to a loss, over those of dense sums in every step.
 
+    A model fitted to trainings of one small transformer, 4 ranks, half-way through 1,000 steps; its
+    root mean square error there is .04 (docs/local_steps.md).
+
     Args:
         every: Steps from one meeting to the next.
-        density: Fraction of a difference that a meeting sends.
+        density: Fraction of a difference that a meeting sends: an entry waits for 1 / density - 1
+            meetings.
         delay: Steps after which what was sent is applied.
     """
-    return 1 + 0.02 * math.sqrt(every) / math.pow(density, 0.25) + 0.005 * delay
+    return 1 + 0.012 * every + 0.006 * (1 / density - 1) + 0.024 * delay
+
+
+class _Prices(NamedTuple):
+    """Predicted seconds of a way to meet, by step, and the steps to a loss over dense's."""
+
+    work: float
+    exchange: float
+    step: float
+    steps: float
+
+    @property
+    def time(self) -> float:
+        """Seconds to a loss, over dense's steps."""
+        return self.step * self.steps
+
+
+def _ways() -> Iterator[tuple[int, int, int]]:
+    """Yields numbers of local steps, of fragments and of steps of delay."""
+    for every in EVERY:
+        for fragments in (one for one in FRAGMENTS if one <= every):
+            longest = every // fragments
+            for delay in sorted({0, 1, 2, longest // 2, longest} & set(range(longest + 1))):
+                yield every, fragments, delay
 
 
 class PlannerOverTime:
@@ -119,64 +166,62 @@ class PlannerOverTime:
         self._others = others
         self._compression = replace(compression, adaptive=False, warmup=None)
         self._network, self._machine = network, machine
-        self._exchange = lru_cache(self._cheapest)
+        self._at_once = Network.assumed(network.size, math.inf, 0.0)  # what is left is work
+        self._sizes, self._exchange = lru_cache(self._fragments), lru_cache(self._cheapest)
+        self._work = lru_cache(self._work_of)
 
-    def best(self, compute_seconds: float, *, stretch: float = 1.0) -> PlanOverTime:
-        """Returns the plan by which a loss is reached first.
-
-        Args:
-            compute_seconds: Seconds of a step that exchanges nothing, on the slowest rank.
-            stretch: What exchanges took, over their predictions.
-        """
-        plans = (
-            self.predicted(compression, compute_seconds, stretch=stretch)
-            for compression in self._possible()
-        )
-        return min(plans, key=lambda plan: plan.slowdown)
+    def best(self, times: Times) -> PlanOverTime:
+        """Returns the plan by which a loss is reached first."""
+        given, least = self._compression.local_steps, self._compression.density
+        densities = sorted({least, *(one for one in DENSITIES if one > least), 1.0})
+        priced = [
+            (self._prices(*way, density, times).time, way, density)
+            for way in _ways()
+            for density in densities
+        ]
+        _, (every, fragments, delay), density = min(priced)
+        steps = replace(given, every=every, fragments=fragments, delay=delay)
+        return self.predicted(self._with(density, steps), times)
 
     def first(self) -> PlanOverTime:
         """Returns the plan of the first steps, whose time is not known: a few, and then a wait."""
-        steps = replace(self._compression.local_steps, every=4)
+        steps = replace(self._compression.local_steps, every=FIRST)
         compression = self._with(max(0.1, self._compression.density), steps)
-        return self.predicted(compression, 1.0)
+        return self.predicted(compression, Times(compute=1.0))
 
-    def predicted(
-        self,
-        compression: SparseCompression | Dense,
-        compute_seconds: float,
-        *,
-        stretch: float = 1.0,
-    ) -> PlanOverTime:
+    def predicted(self, compression: SparseCompression | Dense, times: Times) -> PlanOverTime:
         """Returns the plan that consists of a compression, with its predicted times."""
         steps: LocalSteps = compression.local_steps
-        fragments = fragments_of(self._layers, steps.fragments)
-        largest = max(sum(layer.numel for layer in group) for group in fragments)
-        cost = self._exchange(largest, compression.density)
-        others = self._network.dense.seconds(4 * self._others / len(fragments))
-        exchange = stretch * (cost.seconds - cost.taking + others)
-        machine = self._machine
-        taking = machine.select_seconds((1 + _PASSES) * largest)
-        waits = max(0.0, (1 + RESERVE) * exchange - steps.delay * compute_seconds)
-        per_step = len(fragments) / steps.first * (taking + waits)
+        prices = self._prices(steps.first, steps.fragments, steps.delay, compression.density, times)
         return PlanOverTime(
             compression=record_of(compression),
-            compute_seconds=compute_seconds,
-            exchange_seconds=exchange,
-            step_seconds=compute_seconds + per_step,
-            steps=steps_to_a_loss(steps.first, compression.density, steps.delay),
+            compute_seconds=times.compute,
+            work_seconds=prices.work,
+            exchange_seconds=prices.exchange,
+            step_seconds=prices.step,
+            steps=prices.steps,
         )
 
-    def _possible(self) -> Iterator[SparseCompression | Dense]:
-        given = self._compression.local_steps
-        least = self._compression.density
-        densities = sorted({least, *(one for one in DENSITIES if one > least), 1.0})
-        for every in EVERY:
-            for fragments in (one for one in FRAGMENTS if one <= every):
-                longest = every // fragments
-                for delay in sorted({0, 1, 2, longest // 2, longest} & set(range(longest + 1))):
-                    steps = replace(given, every=every, fragments=fragments, delay=delay)
-                    for density in densities:
-                        yield self._with(density, steps)
+    def _prices(
+        self, every: int, fragments: int, delay: int, density: float, times: Times
+    ) -> _Prices:
+        """Returns what a way to meet is predicted to take."""
+        largest, count = self._sizes(fragments)
+        cost = self._exchange(largest, density)
+        others = self._network.dense.seconds(4 * self._others / count)
+        exchange = times.stretch * (cost.seconds - cost.taking + others)
+        taking = self._machine.select_seconds((1 + _PASSES) * largest)
+        meetings = count / every  # in each step
+        work = meetings * (_MEETING_SECONDS + taking + self._work(largest, density))
+        step = times.compute + times.drag * work
+        waits = max(0.0, (1 + RESERVE) * exchange - delay * step)
+        steps = steps_to_a_loss(every, density, delay)
+        return _Prices(work, exchange, step + meetings * waits, steps)
+
+    def _fragments(self, count: int) -> tuple[int, int]:
+        """Returns the entries of the largest of so many fragments, and how many there are."""
+        fragments = fragments_of(self._layers, count)
+        return max(sum(layer.numel for layer in group) for group in fragments), len(fragments)
 
     def _with(self, density: float, steps: LocalSteps) -> SparseCompression | Dense:
         """Returns the compression at a density, with the cheapest exchange of so many entries."""
@@ -194,6 +239,20 @@ class PlannerOverTime:
             collective=cost.collective,
             wire=Wire(values=cost.values, indices=cost.wire),
         )
+
+    def _work_of(self, numel: int, density: float) -> float:
+        """Returns the seconds of an exchange that no network takes."""
+        cost = self._exchange(numel, density)
+        return costs.cost(
+            cost.collective,
+            k=entries_to_send(numel, density),
+            numel=numel,
+            network=self._at_once,
+            machine=self._machine,
+            wire=cost.wire,
+            values=cost.values,
+            collective_options=self._compression.collective_options,
+        ).seconds
 
     def _cheapest(self, numel: int, density: float) -> costs.Choice:
         own = self._compression

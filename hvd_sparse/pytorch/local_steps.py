@@ -265,6 +265,8 @@ class LocalSteps(GradientExchange):
         self._is_apart = True
         self._age += 1
         number = self.interval.step()
+        if isinstance(self.tuner, TunerOverTime) and self.tuner.times_from(self.interval.taken):
+            self.interval.begin_timing()
         if self._options.streams:
             self._stream(number)
         elif number is not None:

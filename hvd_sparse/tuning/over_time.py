@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from hvd_sparse import log
 from hvd_sparse.compression.base import SparseCompression
@@ -17,15 +18,19 @@ from hvd_sparse.compression.parts import MOVE
 from hvd_sparse.exchange.interval import Report
 from hvd_sparse.places.step_clock import Reading
 from hvd_sparse.planning.network import Network
-from hvd_sparse.planning.over_time import PlannerOverTime, PlanOverTime
+from hvd_sparse.planning.over_time import SKIPPED, PlannerOverTime, PlanOverTime, Times
 from hvd_sparse.planning.profile import Machine
 from hvd_sparse.planning.quantities import shown_seconds
 from hvd_sparse.tuning.stages import Stage, Tuning
 
 # Fraction of the predicted time to a loss by which another plan must be shorter to replace one.
 _MARGIN = 0.03
-# What exchanges may have taken over their predictions: a single measurement may be an outlier.
-_STRETCH = (0.5, 4.0)
+# Limits of measured `Times`, since a single measurement may be an outlier.
+_DRAG, _STRETCH = (0.0, 4.0), (0.5, 4.0)
+
+
+# Intervals, the numbers of `Times`, and the plan as text.
+PlanState: TypeAlias = tuple[int, tuple[float, float, float], str]
 
 
 class TunerOverTime:
@@ -74,7 +79,12 @@ class TunerOverTime:
             machine=self.tuning.machine,
         )
         self._intervals = 0
+        self._times = Times(compute=1.0)
         self._use(self._planner.first())
+
+    def times_from(self, taken: int) -> bool:
+        """Returns true if the steps after so many are timed, and those before are left out."""
+        return self._intervals == 0 and taken == SKIPPED
 
     def end_step(self, reading: Reading | None, *, steps: int) -> Tuning | None:
         """Does nothing: plans change at meetings alone."""
@@ -90,15 +100,20 @@ class TunerOverTime:
         self._intervals += 1
         if self._intervals & (self._intervals - 1):
             return False
-        compute = max(report.step for report in reports)
-        # The others wait for the rank that comes last, whose exchange is the shortest.
-        took = min(report.meeting for report in reports)
-        present = self._plan
-        least, most = _STRETCH
-        stretch = min(max(took / present.exchange_seconds, least), most) if took > 0 else 1.0
-        best = self._planner.best(compute, stretch=stretch)
-        again = self._planner.predicted(present.chosen, compute, stretch=stretch)
-        is_first = self._intervals == 1
+        present, is_first = self._plan, self._intervals == 1
+        step = max(report.step for report in reports)
+        if is_first:
+            self._times = Times(compute=step)
+        else:
+            # The others wait for the rank that comes last, whose exchange is the shortest.
+            took = min(report.meeting for report in reports)
+            self._times = Times(
+                compute=self._times.compute,
+                drag=_clipped((step - self._times.compute) / present.work_seconds, _DRAG),
+                stretch=_clipped(took * self._times.stretch / present.exchange_seconds, _STRETCH),
+            )
+        best = self._planner.best(self._times)
+        again = self._planner.predicted(present.chosen, self._times)
         if not is_first and best.slowdown > (1 - _MARGIN) * again.slowdown:
             self._use(again)
             return False
@@ -115,17 +130,19 @@ class TunerOverTime:
         del state, steps
         return self.tuning
 
-    def plan_state(self) -> tuple[int, str]:
-        """Returns the number of intervals and the plan, for a checkpoint; equal on all ranks."""
-        return self._intervals, self._plan.to_json()
+    def plan_state(self) -> PlanState:
+        """Returns intervals, times and plan, for a checkpoint; equal on all ranks."""
+        times = (self._times.compute, self._times.drag, self._times.stretch)
+        return self._intervals, times, self._plan.to_json()
 
-    def load_plan(self, state: tuple[int, str] | None) -> None:
+    def load_plan(self, state: PlanState | None) -> None:
         """Restores what `plan_state` returned, on all ranks alike; None: begins again."""
         if state is None:
             self.restart(self.tuning.network)
         else:
-            self._intervals = state[0]
-            self._use(PlanOverTime.from_json(state[1]))
+            self._intervals, (compute, drag, stretch), plan = state
+            self._times = Times(compute=compute, drag=drag, stretch=stretch)
+            self._use(PlanOverTime.from_json(plan))
 
     @property
     def _plan(self) -> PlanOverTime:
@@ -137,6 +154,11 @@ class TunerOverTime:
         self.tuning = replace(
             self.tuning, stage=Stage.SETTLED, sparse=True, over_time=plan, buckets=choices
         )
+
+
+def _clipped(number: float, limits: tuple[float, float]) -> float:
+    least, most = limits
+    return min(max(number, least), most)
 
 
 def _told(plan: PlanOverTime) -> str:

@@ -334,7 +334,7 @@ def test_plans_over_time_follow_each_other_and_lose_nothing(framework, plans_ove
         given = {name: given[name] + own[name] for name in given}
         framework.assert_same_on_all_ranks(common_of(model))
         lengths.append(model.local_steps())
-    assert list(dict.fromkeys(lengths)) == [4, 3, 6, 2, 5]
+    assert list(dict.fromkeys(lengths)) == [8, 3, 6, 2, 5]
     plan = model.tuning().over_time
     assert plan.local_steps == LocalSteps(every=5)
     framework.assert_equal_on_all_ranks([plan.step_seconds])
@@ -355,9 +355,9 @@ def test_a_plan_over_time_is_made_from_measured_times(framework):
     assert plan.slowdown >= 1
     before = model.weights()
     model.replan()
-    assert model.local_steps() == 4
+    assert model.local_steps() == 8
     framework.assert_same_on_all_ranks(model.weights())
-    interval(framework, model, 30, steps=4)
+    interval(framework, model, 30, steps=8)
     assert any_entry({name: before[name] - one for name, one in model.weights().items()})
 
 
@@ -490,7 +490,7 @@ def test_an_interval_goes_on_bit_for_bit(framework, verdict, plans_over_time, fo
         "over time": LAGS(local_steps="auto", collective="allgather", **FIXED),
     }
     compression = {**COMPRESSIONS, **others}[name]
-    before = EVERY * (CYCLE + 1 if name == "adaptive" else 2) + extra
+    before = {"adaptive": EVERY * (CYCLE + 1), "over time": 11}.get(name, EVERY * 2) + extra
     model = new(framework, compression, optimizer="Adam", rate=0.5)
     interval(framework, model, 0, steps=before)
     model.save(folder, epoch=7)

@@ -16,6 +16,7 @@ from hvd_sparse.planning.over_time import (
     RESERVE,
     PlannerOverTime,
     PlanOverTime,
+    Times,
     steps_to_a_loss,
 )
 from hvd_sparse.planning.profile import Machine
@@ -24,6 +25,7 @@ from hvd_sparse.tuning.over_time import TunerOverTime
 LAYERS = [Layer(f"layer {i}", 50_000) for i in range(8)]
 AUTO = LAGS(local_steps="auto")
 COMPUTE = 0.05  # seconds
+TIMES = Times(compute=COMPUTE, drag=0.0)
 MACHINE = Machine(
     select_seconds_per_entry=1e-9,
     select_overhead=1e-5,
@@ -48,7 +50,7 @@ def bits(plan):
 
 
 def test_faster_networks_reach_a_loss_sooner_and_are_given_more():
-    plans = [planner(mbit).best(COMPUTE) for mbit in (1, 10, 100, 1_000)]
+    plans = [planner(mbit).best(TIMES) for mbit in (1, 10, 100, 1_000)]
     slowdowns = [plan.slowdown for plan in plans]
     assert slowdowns == sorted(slowdowns, reverse=True)
     assert slowdowns[0] > slowdowns[-1] >= 1
@@ -57,14 +59,22 @@ def test_faster_networks_reach_a_loss_sooner_and_are_given_more():
 
 @pytest.mark.parametrize("mbit", [10, 100])
 def test_what_a_plan_exchanges_hides_behind_the_steps_of_its_delay(mbit):
-    plan = planner(mbit).best(COMPUTE)
+    plan = planner(mbit).best(TIMES)
     assert (1 + RESERVE) * plan.exchange_seconds <= plan.local_steps.delay * COMPUTE
-    assert plan.step_seconds < 1.05 * COMPUTE
+    assert plan.step_seconds == COMPUTE
     waiting = planner(mbit).predicted(
-        replace(plan.chosen, local_steps=replace(plan.local_steps, delay=0)), COMPUTE
+        replace(plan.chosen, local_steps=replace(plan.local_steps, delay=0)), TIMES
     )
     assert waiting.step_seconds > plan.step_seconds
     assert waiting.steps < plan.steps
+
+
+def test_work_without_a_core_of_its_own_makes_steps_longer_and_plans_send_less():
+    free, busy = (planner(1e4).best(replace(TIMES, drag=drag)) for drag in (0.0, 4.0))
+    assert busy.work_seconds < free.work_seconds
+    again = planner(1e4).predicted(free.chosen, replace(TIMES, drag=4.0))
+    assert again.step_seconds == pytest.approx(free.step_seconds + 4 * free.work_seconds)
+    assert busy.slowdown < again.slowdown
 
 
 def test_a_plan_keeps_what_the_user_has_set():
@@ -78,7 +88,7 @@ def test_a_plan_keeps_what_the_user_has_set():
         local_steps=LocalSteps(every="auto", outer=outer, lr_scale=2.0),
     )
     for mbit in (1, 10):
-        chosen = planner(mbit, given).best(COMPUTE).chosen
+        chosen = planner(mbit, given).best(TIMES).chosen
         assert chosen.density >= 0.05
         assert (chosen.collective, chosen.wire) == ("recursive_doubling", given.wire)
         assert (chosen.layers, chosen.feedback) == (given.layers, given.feedback)
@@ -88,7 +98,7 @@ def test_a_plan_keeps_what_the_user_has_set():
 
 
 def test_all_entries_are_sent_by_a_dense_sum():
-    plan = planner(1e6).best(COMPUTE)
+    plan = planner(1e6).best(TIMES)
     assert isinstance(plan.chosen, Dense)
     choices = plan.choices(LAYERS)
     assert {choice.collective for choice in choices} == {"shard_sum"}
@@ -96,7 +106,7 @@ def test_all_entries_are_sent_by_a_dense_sum():
 
 
 def test_no_bucket_has_layers_of_two_fragments():
-    plan = planner(10).best(COMPUTE)
+    plan = planner(10).best(TIMES)
     fragment_of = {
         layer.name: number
         for number, group in enumerate(fragments_of(LAYERS, plan.local_steps.fragments))
@@ -114,7 +124,7 @@ def test_meeting_rarely_sending_little_and_coming_late_cost_steps():
 
 
 def test_a_plan_comes_back_from_its_text():
-    plan = planner(10).best(COMPUTE)
+    plan = planner(10).best(TIMES)
     assert PlanOverTime.from_json(plan.to_json()) == plan
     unknown = json.loads(plan.to_json()) | {"compression": {"part": "os.system"}}
     with pytest.raises(InvalidArgumentError, match=r"os\.system"):
@@ -132,16 +142,19 @@ def report(*, step=COMPUTE, meeting=0.0):
 
 
 def end_interval(one, **numbers):
-    return one.end_interval([report(**numbers), report()])
+    meeting = numbers.pop("meeting", one.tuning.over_time.exchange_seconds)
+    return one.end_interval([report(meeting=meeting, **numbers), report(meeting=meeting)])
 
 
 def test_the_first_plan_is_followed_by_one_from_measured_times(caplog):
     caplog.set_level("INFO", "hvd_sparse")
     first = tuner(rank=0)
-    assert first.tuning.over_time.local_steps == LocalSteps(every=4)
+    assert first.tuning.over_time.local_steps == LocalSteps(every=8)
+    assert [taken for taken in range(9) if first.times_from(taken)] == [2]
     assert end_interval(first, step=0.08)
+    assert not first.times_from(2)
     plan = first.tuning.over_time
-    assert plan == planner(10).best(0.08)  # of the slowest rank
+    assert plan == planner(10).best(Times(compute=0.08))  # of the slowest rank
     assert first.tuning.choices == plan.choices(LAYERS)
     assert f"ranks meet every {plan.local_steps.every} steps" in caplog.text
     assert repr(plan.local_steps) in caplog.text
@@ -163,12 +176,11 @@ def test_a_plan_stays_unless_another_one_is_clearly_better():
     one = tuner()
     end_interval(one)
     before = one.tuning.over_time
-    assert not end_interval(one, step=1.01 * COMPUTE)
-    assert one.tuning.over_time.chosen == before.chosen
-    assert one.tuning.over_time.compute_seconds == 1.01 * COMPUTE
+    as_predicted = COMPUTE + before.work_seconds
+    assert not end_interval(one, step=as_predicted)
+    assert one.tuning.over_time == before
     end_interval(one)  # the third
-    took = 50 * before.exchange_seconds
-    assert one.end_interval([report(meeting=took)] * 2)
+    assert end_interval(one, step=as_predicted, meeting=50 * before.exchange_seconds)
     assert bits(one.tuning.over_time) < bits(before)
 
 
@@ -177,7 +189,8 @@ def test_an_exchange_that_waited_for_a_late_rank_changes_nothing():
     end_interval(one)
     before = one.tuning.over_time.chosen
     took = one.tuning.over_time.exchange_seconds
-    rows = [report(meeting=50 * took), report(meeting=took)]
+    step = COMPUTE + one.tuning.over_time.work_seconds
+    rows = [report(step=step, meeting=50 * took), report(meeting=took)]
     assert not one.end_interval(rows)
     assert one.tuning.over_time.chosen == before
 
@@ -193,3 +206,16 @@ def test_a_tuner_goes_on_where_it_was_saved():
     assert other.tuning.over_time == tuner().tuning.over_time
     other.restart(network(100))
     assert other.tuning.network == network(100)
+
+
+@pytest.mark.parametrize("count", [1, 3, 8, 20])
+def test_fragments_are_of_about_the_same_size_and_keep_slices_together(count):
+    slices = Layer("sliced", 90_000).slices(30_000)
+    layers = [Layer("empty", 0), *LAYERS, *slices, Layer("empty, too", 0)]
+    fragments = fragments_of(layers, count)
+    assert [layer for group in fragments for layer in group] == layers
+    assert len(fragments) <= count
+    assert sum(any(one in group for one in slices) for group in fragments) == 1
+    sizes = [sum(layer.numel for layer in group) for group in fragments]
+    assert max(sizes) <= sum(sizes) / count + 90_000
+    assert fragments_of([], count) == []
