@@ -42,5 +42,6 @@ def plans_over_time(monkeypatch):
 
         monkeypatch.setattr(PlannerOverTime, "best", best)
         monkeypatch.setattr(over_time, "_MARGIN", -math.inf)
+        monkeypatch.setattr(over_time, "_GROWTH", 2)
 
     return choose

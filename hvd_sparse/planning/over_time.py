@@ -262,11 +262,12 @@ class PlannerOverTime:
             return costs.cheapest(
                 k=numel, numel=numel, allowed=(SHARD_SUM,), values=values, **wants
             )
-        name = own.collective_name
+        # That of the trainings by which steps are predicted; others round sums on their way.
+        collective = "allgather" if own.collective == AUTO else own.collective_name
         return costs.cheapest(
             k=entries_to_send(numel, density),
             numel=numel,
-            allowed=("allgather", "recursive_doubling") if name == AUTO else (name,),
+            allowed=(collective,),
             wires=("packed",) if own.indices == AUTO else (own.indices,),
             values=("int4",) if own.values == AUTO else (own.values,),
             sparsifier=as_sparsifier(own.sparsifier).name,

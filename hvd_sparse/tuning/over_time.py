@@ -1,12 +1,14 @@
 """Tunes local steps: plans over time, from measured times, and again as these change.
 
-The ranks meet after a few steps first. Then they follow a plan, and make another one after 1, 2, 4,
-8, ... intervals, from the times of the last one. All ranks have the same numbers of all ranks, and
-so make the same plan.
+The ranks meet after a few steps first. Then they follow a plan, and make another one after 8, 64,
+512, ... intervals, from the median times of those that followed this one. All ranks have the same
+numbers of all ranks, and so make the same plan.
 """
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
@@ -25,12 +27,15 @@ from hvd_sparse.tuning.stages import Stage, Tuning
 
 # Fraction of the predicted time to a loss by which another plan must be shorter to replace one.
 _MARGIN = 0.03
+# Multiple of the intervals so far after which another plan is made.
+_GROWTH = 8
 # Limits of measured `Times`, since a single measurement may be an outlier.
 _DRAG, _STRETCH = (0.0, 4.0), (0.5, 4.0)
 
 
-# Intervals, the numbers of `Times`, and the plan as text.
-PlanState: TypeAlias = tuple[int, tuple[float, float, float], str]
+# Intervals, the numbers of `Times`, seconds of a step and of an exchange in each interval since the
+# plan was made, and the plan as text.
+PlanState: TypeAlias = tuple[int, tuple[float, float, float], list[tuple[float, float]], str]
 
 
 class TunerOverTime:
@@ -79,6 +84,7 @@ class TunerOverTime:
             machine=self.tuning.machine,
         )
         self._intervals = 0
+        self._seen: list[tuple[float, float]] = []
         self._times = Times(compute=1.0)
         self._use(self._planner.first())
 
@@ -98,15 +104,16 @@ class TunerOverTime:
             reports: The reports of all ranks, in rank order.
         """
         self._intervals += 1
-        if self._intervals & (self._intervals - 1):
-            return False
+        # The others wait for the rank that comes last, whose exchange is the shortest.
+        took = min(report.meeting for report in reports)
+        self._seen.append((max(report.step for report in reports), took))
         present, is_first = self._plan, self._intervals == 1
-        step = max(report.step for report in reports)
+        if not _is_power(self._intervals):
+            return False
+        step, took = (statistics.median(column) for column in zip(*self._seen, strict=True))
         if is_first:
             self._times = Times(compute=step)
         else:
-            # The others wait for the rank that comes last, whose exchange is the shortest.
-            took = min(report.meeting for report in reports)
             self._times = Times(
                 compute=self._times.compute,
                 drag=_clipped((step - self._times.compute) / present.work_seconds, _DRAG),
@@ -118,6 +125,7 @@ class TunerOverTime:
             self._use(again)
             return False
         self._use(best)
+        self._seen = []
         if self._is_rank0:
             log.logger.info("%s", _told(best))
         return True
@@ -133,14 +141,15 @@ class TunerOverTime:
     def plan_state(self) -> PlanState:
         """Returns intervals, times and plan, for a checkpoint; equal on all ranks."""
         times = (self._times.compute, self._times.drag, self._times.stretch)
-        return self._intervals, times, self._plan.to_json()
+        return self._intervals, times, list(self._seen), self._plan.to_json()
 
     def load_plan(self, state: PlanState | None) -> None:
         """Restores what `plan_state` returned, on all ranks alike; None: begins again."""
         if state is None:
             self.restart(self.tuning.network)
         else:
-            self._intervals, (compute, drag, stretch), plan = state
+            self._intervals, (compute, drag, stretch), seen, plan = state
+            self._seen = list(seen)
             self._times = Times(compute=compute, drag=drag, stretch=stretch)
             self._use(PlanOverTime.from_json(plan))
 
@@ -154,6 +163,12 @@ class TunerOverTime:
         self.tuning = replace(
             self.tuning, stage=Stage.SETTLED, sparse=True, over_time=plan, buckets=choices
         )
+
+
+def _is_power(count: int) -> bool:
+    """Returns true for 1, 8, 64, ..."""
+    power: int = _GROWTH ** round(math.log(count, _GROWTH))
+    return count == power
 
 
 def _clipped(number: float, limits: tuple[float, float]) -> float:

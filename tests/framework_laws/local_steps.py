@@ -328,7 +328,7 @@ def test_plans_over_time_follow_each_other_and_lose_nothing(framework, plans_ove
     plans_over_time(*wanted)
     model = new(framework, LAGS(local_steps="auto", wire="float32", **FIXED))
     given, lengths = dict.fromkeys(model.weights(), 0.0), []
-    for step in range(60):
+    for step in range(70):
         own = gradients_of(framework, step)
         model.step(own)
         given = {name: given[name] + own[name] for name in given}
