@@ -40,6 +40,11 @@ assert found.stage is Stage.SETTLED, found.stage
 weights = torch.cat([p.detach().flatten() for p in model.parameters()])
 everybody = hvd.allgather(weights[None], name="weights")
 assert torch.equal(everybody, weights.expand_as(everybody)), "the replicas differ"
+sums = []
+for _ in range(3):
+    begin = time.perf_counter()
+    hvd.allreduce(weights, name="sum")
+    sums.append(time.perf_counter() - begin)
 if hvd.rank() == 0:
     print(
         json.dumps(
@@ -47,6 +52,7 @@ if hvd.rank() == 0:
                 "construction": construction,
                 "sparse": found.sparse,
                 "dense_seconds": found.dense_seconds,
+                "dense_sum": min(sums),
                 "sparse_seconds": found.sparse_seconds,
                 "predicted_dense": found.plan.dense_seconds,
                 "predicted_sparse": found.plan.step_seconds,

@@ -23,8 +23,9 @@ def test_lags_measures_a_slow_link_and_goes_sparse():
     line = next(line for line in job.output.splitlines() if line.startswith("{"))
     found = json.loads(line)
     assert found["sparse"], line
-    assert found["sparse_seconds"] < 0.5 * found["dense_seconds"], line
+    assert found["dense_seconds"] is None, line  # the network has shown that dense steps lose
+    assert found["sparse_seconds"] < 0.5 * found["dense_sum"], line
     # 20 Mb/s are 400 ns a byte; a busy machine adds to that.
     assert 350e-9 < found["beta"] < 800e-9, line
-    assert 0.4 < found["predicted_dense"] / found["dense_seconds"] < 2.5, line
-    assert found["steps"]["sparse"] > found["steps"]["dense"], line
+    assert 0.4 < found["predicted_dense"] / found["dense_sum"] < 2.5, line
+    assert found["steps"].keys() == {"sparse"}, line
