@@ -215,7 +215,8 @@ bool StepEngine::Complete() const {
 }
 
 bool StepEngine::TakesPart(std::size_t bucket) const {
-  return std::find(order_.begin(), order_.end(), bucket) != order_.end();
+  return order_.size() == layout_.buckets() ||
+         std::find(order_.begin(), order_.end(), bucket) != order_.end();
 }
 
 /// Starts the bucket whose turn it is, and all of whose ops are there.

@@ -21,7 +21,7 @@ MOST = {
     "csrc/comm": 2841,
     "csrc/cuda": 5304,
     "csrc/devices": 140,
-    "csrc/exchange": 3345,
+    "csrc/exchange": 3346,
     "csrc/kernels": 1728,
     "csrc/sparsifiers": 802,
     "csrc/wire": 1552,
