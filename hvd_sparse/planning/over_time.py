@@ -167,8 +167,7 @@ class PlannerOverTime:
         self._compression = replace(compression, adaptive=False, warmup=None)
         self._network, self._machine = network, machine
         self._at_once = Network.assumed(network.size, math.inf, 0.0)  # what is left is work
-        self._sizes, self._exchange = lru_cache(self._fragments), lru_cache(self._cheapest)
-        self._work = lru_cache(self._work_of)
+        self._sizes, self._cost = lru_cache(self._fragments), lru_cache(self._cost_of)
 
     def best(self, times: Times) -> PlanOverTime:
         """Returns the plan by which a loss is reached first."""
@@ -207,12 +206,13 @@ class PlannerOverTime:
     ) -> _Prices:
         """Returns what a way to meet is predicted to take."""
         largest, count = self._sizes(fragments)
-        cost = self._exchange(largest, density)
+        cost = self._cost(largest, density, self._network)
         others = self._network.dense.seconds(4 * self._others / count)
         exchange = times.stretch * (cost.seconds - cost.taking + others)
         taking = self._machine.select_seconds((1 + _PASSES) * largest)
         meetings = count / every  # in each step
-        work = meetings * (_MEETING_SECONDS + taking + self._work(largest, density))
+        coding = self._cost(largest, density, self._at_once).seconds
+        work = meetings * (_MEETING_SECONDS + taking + coding)
         step = times.compute + times.drag * work
         waits = max(0.0, (1 + RESERVE) * exchange - delay * step)
         steps = steps_to_a_loss(every, density, delay)
@@ -224,53 +224,43 @@ class PlannerOverTime:
         return max(sum(layer.numel for layer in group) for group in fragments), len(fragments)
 
     def _with(self, density: float, steps: LocalSteps) -> SparseCompression | Dense:
-        """Returns the compression at a density, with the cheapest exchange of so many entries."""
+        """Returns the compression at a density, with these local steps."""
         own = self._compression
-        numel = sum(layer.numel for layer in self._layers) // steps.fragments
-        cost = self._exchange(numel, density)
+        collective, wire, values = self._form(density)
         if density == 1.0:
-            return Dense(
-                values=cost.values, layers=own.layers, feedback=own.feedback, local_steps=steps
-            )
+            return Dense(values=values, layers=own.layers, feedback=own.feedback, local_steps=steps)
         return replace(
             own,
             density=density,
             local_steps=steps,
-            collective=cost.collective,
-            wire=Wire(values=cost.values, indices=cost.wire),
+            collective=collective,
+            wire=Wire(values=values, indices=wire),
         )
 
-    def _work_of(self, numel: int, density: float) -> float:
-        """Returns the seconds of an exchange that no network takes."""
-        cost = self._exchange(numel, density)
-        return costs.cost(
-            cost.collective,
-            k=entries_to_send(numel, density),
-            numel=numel,
-            network=self._at_once,
-            machine=self._machine,
-            wire=cost.wire,
-            values=cost.values,
-            collective_options=self._compression.collective_options,
-        ).seconds
+    def _form(self, density: float) -> tuple[str, str, str]:
+        """Returns the collective, the wire and the type of values: as given, else the shortest.
 
-    def _cheapest(self, numel: int, density: float) -> costs.Choice:
+        The collective is that of the trainings by which steps are predicted; others round sums on
+        their way.
+        """
         own = self._compression
-        wants: dict[str, Any] = {"network": self._network, "machine": self._machine}
         if density == 1.0:
-            values = ("int8",) if own.values == AUTO else (own.values,)
-            return costs.cheapest(
-                k=numel, numel=numel, allowed=(SHARD_SUM,), values=values, **wants
-            )
-        # That of the trainings by which steps are predicted; others round sums on their way.
+            return SHARD_SUM, "plain", "int8" if own.values == AUTO else own.values
         collective = "allgather" if own.collective == AUTO else own.collective_name
-        return costs.cheapest(
+        wire = "packed" if own.indices == AUTO else own.indices
+        return collective, wire, "int4" if own.values == AUTO else own.values
+
+    def _cost_of(self, numel: int, density: float, network: Network) -> costs.Cost:
+        """Returns the cost of the exchange of a fragment."""
+        collective, wire, values = self._form(density)
+        return costs.cost(
+            collective,
             k=entries_to_send(numel, density),
             numel=numel,
-            allowed=(collective,),
-            wires=("packed",) if own.indices == AUTO else (own.indices,),
-            values=("int4",) if own.values == AUTO else (own.values,),
-            sparsifier=as_sparsifier(own.sparsifier).name,
-            collective_options=own.collective_options,
-            **wants,
+            network=network,
+            machine=self._machine,
+            wire=wire,
+            values=values,
+            sparsifier=as_sparsifier(self._compression.sparsifier).name,
+            collective_options=self._compression.collective_options,
         )
