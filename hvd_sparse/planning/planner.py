@@ -164,15 +164,14 @@ def make_plan(profile: Profile, rules: Rules | None = None) -> Plan:
     return _Planner(profile, rules or Rules()).plan()
 
 
-def plan_of_exchanges(
-    layers: Sequence[Layer], network: Network, machine: Machine, rules: Rules
-) -> Plan:
-    """Returns the sparse plan that sends the least, as if computing took no time.
-
-    Its predicted times are those of exchanges alone.
-    """
+def exchanges_alone(layers: Sequence[Layer], network: Network, machine: Machine) -> Profile:
+    """Returns a profile as if computing took no time: its plans have the times of exchanges."""
     none = [LayerProfile(name=one.name, numel=one.numel, backward=0.0) for one in layers]
-    profile = Profile(layers=tuple(none), forward=0.0, network=network, machine=machine)
+    return Profile(layers=tuple(none), forward=0.0, network=network, machine=machine)
+
+
+def least_plan(profile: Profile, rules: Rules) -> Plan:
+    """Returns the sparse plan that sends the least."""
     return make_plan(profile, replace(rules, adaptive=False, dense=False))
 
 

@@ -33,8 +33,9 @@ from hvd_sparse.places.step_clock import Reading
 from hvd_sparse.planning import records
 from hvd_sparse.planning.calibrate import calibrated, delayed
 from hvd_sparse.planning.network import Network
+from hvd_sparse.planning.pipeline import simulate_dense
 from hvd_sparse.planning.plan import DENSE, Plan
-from hvd_sparse.planning.planner import make_plan, plan_of_exchanges, rules_of
+from hvd_sparse.planning.planner import exchanges_alone, least_plan, make_plan, rules_of
 from hvd_sparse.planning.profile import Machine, Profile
 from hvd_sparse.tuning.decision import Channel, Decision
 from hvd_sparse.tuning.measure import DENSE_SUM_BYTES
@@ -157,8 +158,12 @@ class Tuner:
     def _begin(self, network: Network) -> None:
         unknown = {"network": network, "plan": None, "profile": None, "dense_seconds": None}
         self._enter(Stage.DENSE, sparse=False, **unknown)
-        plan = plan_of_exchanges(self._layers, network, self.tuning.machine, self._rules)
-        if plan.dense_seconds > max(CHEAP, SURE * plan.step_seconds):
+        profile = exchanges_alone(self._layers, network, self.tuning.machine)
+        dense = simulate_dense(profile).step
+        if dense <= CHEAP:  # as on most networks, where a plan would only delay the first step
+            return
+        plan = least_plan(profile, self._rules)
+        if dense > SURE * plan.step_seconds:
             self._enter(Stage.FIRST, sparse=True, plan=plan)
 
     def state(self) -> str | None:
