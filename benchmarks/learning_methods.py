@@ -46,9 +46,11 @@ class Learner(ABC):
         facts: The measurements of the last step, by name; empty if the method takes none.
         clip_norm: Largest norm of the averaged gradient; None: it is not clipped.
         optimizer: The optimizer whose learning rate follows the schedule; each class makes it.
+        is_local: True if ranks have weights of their own, whose average is judged.
     """
 
     optimizer: Any
+    is_local = False
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -87,7 +89,8 @@ class Learner(ABC):
     @contextmanager
     def judged(self) -> Iterator[nn.Module]:
         """The model with the weights that are to be judged: equal on all ranks."""
-        yield self.model
+        with self.averaged_weights() if self.is_local else nullcontext(self.model) as model:
+            yield model
 
     @contextmanager
     def averaged_weights(self) -> Iterator[nn.Module]:
@@ -198,11 +201,11 @@ class Sparse(Through):
             schedule = Warmup(steps=warmup, densities=WARMUP)
             compression = replace(compression, warmup=schedule)
         super().__init__(setup, compression, has_momentum=not compression.feedback.own_momentum)
-        self._is_local = compression.is_local
+        self.is_local = compression.is_local
 
     def step(self, batch: Batch) -> torch.Tensor:
         loss = super().step(batch)
-        if self._is_local:
+        if self.is_local:
             self.optimizer.exchange.report_loss(loss)
         return loss
 
@@ -213,11 +216,6 @@ class Sparse(Through):
             self.facts = {"density": last.density_reached}
             if last.quality is not None and last.quality.compression_error is not None:
                 self.facts["share"] = 1 - last.quality.compression_error
-
-    @contextmanager
-    def judged(self) -> Iterator[nn.Module]:
-        with self.averaged_weights() if self._is_local else nullcontext(self.model) as model:
-            yield model
 
     def report(self) -> dict[str, Any]:
         return report_of(self.optimizer)
@@ -237,7 +235,7 @@ class Average(OverHorovod):
         if self.taken % self._every == self._every - 1:
             self.average_in_place(list(self.model.parameters()), "weights")
 
-    judged = Learner.averaged_weights
+    is_local = True
 
 
 class DDP(Learner):
@@ -277,13 +275,8 @@ class Hooked(DDP):
 
         super().__init__(setup)
         compression = compression_of(mode)
-        self._is_local = compression.is_local
+        self.is_local = compression.is_local
         attach(self._wrapped, self.optimizer, compression)
-
-    @contextmanager
-    def judged(self) -> Iterator[nn.Module]:
-        with self.averaged_weights() if self._is_local else nullcontext(self.model) as model:
-            yield model
 
     def report(self) -> dict[str, Any]:
         return report_of(self.optimizer)
@@ -313,4 +306,4 @@ class PostLocal(DDP):
             self.optimizer, PeriodicModelAverager(period=every, warmup_steps=after)
         )
 
-    judged = Learner.averaged_weights
+    is_local = True
