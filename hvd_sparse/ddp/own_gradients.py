@@ -42,10 +42,13 @@ def keep_own_gradients(
         named: The parameters whose gradients DDP gathers.
         reduction: The reduction of gradients that the optimizer does not update.
     """
+    others = _others(named, steps)
     joins = Joins(ddp, renewal)
     steps.joining = joins
     ddp.join_hook = joins  # type: ignore[method-assign]
-    others = _others(named, steps)
+    if not others and ddp.mixed_precision is None:
+        joins.rest()
+        weakref.finalize(steps, joins.wake).atexit = False
     state = OwnGradients(renewal, joins, others, reduction)
     ddp.register_comm_hook(state, OwnGradients.deliver)
 
@@ -72,6 +75,7 @@ class Joins:
 
     def __init__(self, ddp: DistributedDataParallel, renewal: Renewal | None = None) -> None:
         self._ddp = weakref.ref(ddp)
+        self._rests = False
         self._renewal = None if renewal is None else weakref.ref(renewal)
         self._has_begun = False
         self._passes = 0
@@ -95,7 +99,21 @@ class Joins:
         if self._renewal is None:
             return hook
         self._has_begun, self._passes = True, 0
+        self.wake()
         return _MeetingAtTheEnd(hook, self)
+
+    def rest(self) -> None:
+        """Lets DDP gather no gradients, as within no_sync(), but within join()."""
+        self._rests = True
+        ddp = self._ddp()
+        if ddp is not None:
+            ddp.require_backward_grad_sync = _NotHere()  # type: ignore[assignment]
+
+    def wake(self) -> None:
+        """Lets DDP gather gradients."""
+        ddp = self._ddp()
+        if ddp is not None:
+            ddp.require_backward_grad_sync = True
 
     def passed(self) -> None:
         """Counts a backward pass, whose gradients DDP has handed out."""
@@ -104,6 +122,8 @@ class Joins:
     def ended(self) -> None:
         """Meets at the end of join(), unless the ranks have just met."""
         self._has_begun = False
+        if self._rests:
+            self.rest()
         steps = None if self._renewal is None else steps_of(self._renewal)
         if steps is not None:
             steps.meet()
@@ -230,6 +250,16 @@ class OwnGradients:
         for slot in self._others.values():
             slot.release(1)
             slot.delivered = None
+
+
+class _NotHere:
+    """Is false, and its copies are true: a copy of the module has no local steps."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return bool, (True,)
 
 
 def _no_gradients() -> None:

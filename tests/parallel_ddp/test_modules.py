@@ -373,9 +373,10 @@ def test_an_output_may_be_ignored(framework):
 # ---- Lives ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "compression", [EVERYTHING, TopK(density=1.0, layers=Layers(min_numel=1), local_steps=2)]
-)
+LOCAL = TopK(density=1.0, layers=Layers(min_numel=1), local_steps=2)
+
+
+@pytest.mark.parametrize("compression", [EVERYTHING, LOCAL])
 def test_copies_of_a_module_can_be_made_and_saved(framework, compression):
     ddp = network()
     optimizer = attached(ddp, compression)
@@ -394,9 +395,32 @@ def test_copies_of_a_module_can_be_made_and_saved(framework, compression):
 
 
 @pytest.mark.usefixtures("several_ranks")
-def test_a_module_without_its_optimizer_says_so(framework):
+def test_ddp_gathers_no_gradients_beside_local_steps_and_a_copy_gathers_them(framework):
     ddp = network()
-    optimizer = attached(ddp)
+    optimizer = attached(ddp, LOCAL)
+    ddp(batch(0, framework)).sum().backward()
+    own = [param.grad.clone() for param in ddp.parameters()]
+    assert not all(torch.equal(grad, ddp_mean(grad)) for grad in own)
+    twin = copy.deepcopy(ddp)
+    twin.zero_grad()
+    twin(batch(0, framework)).sum().backward()
+    for param, grad in zip(twin.parameters(), own, strict=True):
+        torch.testing.assert_close(param.grad, ddp_mean(grad))
+    optimizer.step()
+
+
+def ddp_mean(tensor):
+    """Returns the mean over the ranks."""
+    total = tensor.clone()
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
+
+
+@pytest.mark.usefixtures("several_ranks")
+@pytest.mark.parametrize("compression", [TopK(density=0.1, **SMALL), LOCAL])
+def test_a_module_without_its_optimizer_says_so(framework, compression):
+    ddp = network()
+    optimizer = attached(ddp, compression)
     ddp(batch(0, framework)).sum().backward()
     optimizer.step()
     del optimizer
