@@ -167,8 +167,7 @@ class Compression(Part):
     def takes(self, shape: Sequence[int]) -> bool:
         """Returns true if tensors of a shape may take part; others are always sent dense."""
         least = self.layers.min_numel
-        takes_all = self.collective == SHARD_SUM and least == 0
-        return takes_all or (len(shape) >= 2 and math.prod(shape) >= least)
+        return least == 0 or (len(shape) >= 2 and math.prod(shape) >= least)
 
     @classmethod
     def compress(cls, *args: Any, **kwargs: Any) -> NoReturn:

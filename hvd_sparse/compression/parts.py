@@ -185,7 +185,7 @@ class Layers(Part):
 
     Args:
         min_numel: Tensors with fewer elements, and all with less than two dimensions, are exchanged
-            dense by the host. 0 with a dense sum: none is, whatever its dimensions.
+            dense by the host. 0: none is, whatever its dimensions.
         layer_wise: True if entries are selected per layer, in buckets that are exchanged during the
             backward pass. Otherwise they are selected once, over the whole model, after it.
         bucket_numel: Layers are merged into buckets of at most that many elements, unless a plan

@@ -77,9 +77,12 @@ class Report(NamedTuple):
         loss: Their sum.
         rate: The learning rate.
         step: Seconds of a local step, on average since the last meeting, without waiting.
+        waited: Seconds that a local step waited, on average since the last meeting.
         meeting: Seconds of the last meeting, or of the last fragment's exchange; 0 if there was
             none.
         left_out: Number of losses reported since then that are not finite.
+        moved: Norm of the differences taken since the last report, if they are noted.
+        grows: 1 if the residual grows without bound, else 0.
     """
 
     taken: float
@@ -89,8 +92,11 @@ class Report(NamedTuple):
     loss: float
     rate: float
     step: float
+    waited: float
     meeting: float
     left_out: float
+    moved: float
+    grows: float
 
 
 class Interval:
@@ -105,6 +111,7 @@ class Interval:
     Attributes:
         length: Local steps from one meeting to the next.
         taken: Local steps of this rank since the last meeting.
+        is_watched: True if reports tell how the training goes, though no rule changes the length.
     """
 
     def __init__(
@@ -119,6 +126,7 @@ class Interval:
         self._rule = None if isinstance(every, int) else every
         self.length = local_steps.first
         self.taken = 0
+        self.is_watched = False
         self._fragments = fragments
         self._clock = clock
         self._chosen_at = self._began = self._met = clock()
@@ -126,6 +134,7 @@ class Interval:
         self._waited = 0.0  # seconds, in this interval
         self._untimed = 0  # its first steps, which are not timed
         self._losses: list[Any] = []
+        self._moved: list[Any] = []  # norms of differences
         self._first: tuple[float, float] | None = None  # loss and learning rate
         self._may_warn = warns
 
@@ -162,20 +171,30 @@ class Interval:
 
     def note_loss(self, loss: Any) -> None:
         """Notes the loss of a local step: a number, or a tensor with one element."""
-        if self.follows_loss:
+        if self.follows_loss or self.is_watched:
             self._losses.append(loss)
 
-    def report(self, *, rate: float, weights: int) -> Sequence[float]:
+    def note_differences(self, norm: Any) -> None:
+        """Notes the norm of differences that are exchanged: a number, or a tensor."""
+        self._moved.append(norm)
+
+    def report(self, *, rate: float, weights: int, grows: bool = False) -> Sequence[float]:
         """Returns this rank's numbers; those of all ranks are passed to `check` and `meet`.
 
         Args:
             rate: The optimizer's learning rate.
             weights: Checksum of the common weights, 32 bits; 0 if they are those of the last
                 meeting.
+            grows: True if this rank's residual grows without bound.
         """
         told = [float(loss) for loss in self._losses]
         losses = [loss for loss in told if math.isfinite(loss)]
+        moved = math.hypot(*map(float, self._moved))
+        self._moved.clear()
+        if self.is_watched:
+            self._losses.clear()
         self._met = self._clock()
+        steps = max(self.taken - self._untimed, 1)
         return Report(
             taken=self.taken,
             weights=weights,
@@ -183,9 +202,12 @@ class Interval:
             losses=len(losses),
             loss=sum(losses),
             rate=rate,
-            step=(self._met - self._began - self._waited) / max(self.taken - self._untimed, 1),
+            step=(self._met - self._began - self._waited) / steps,
+            waited=self._waited / steps,
             meeting=self._meeting,
             left_out=len(told) - len(losses),
+            moved=moved,
+            grows=float(grows),
         )
 
     def check(self, reports: Sequence[Sequence[float]]) -> None:

@@ -83,24 +83,38 @@ class PlanOverTime(records.Saved):
         return self.steps * self.step_seconds / self.compute_seconds
 
     def choices(self, layers: Sequence[Layer]) -> tuple[BucketChoice, ...]:
-        """Returns the buckets of these layers."""
-        return fixed_choices(layers, self.chosen)
+        """Returns the buckets of these layers: small ones, too, all of whose entries are sent."""
+        chosen = self.chosen
+        choices = fixed_choices(layers, chosen)
+        if not chosen.layers.layer_wise:
+            return choices
+        small = {layer.name for layer in layers if layer.numel < chosen.layers.min_numel}
+        densities = [
+            tuple(1.0 if name in small else chosen.density for name in choice.layers)
+            for choice in choices
+        ]
+        return tuple(
+            replace(choice, densities=own) for choice, own in zip(choices, densities, strict=True)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Times:
-    """The measured times by which plans are made.
+class Observed:
+    """What was seen of a training, by which plans are made.
 
     Attributes:
         compute: Seconds of a step that exchanges nothing, on the slowest rank.
         drag: Seconds by which a second of work for meetings lengthens the steps beside it: 0 if
             there is a core for it, 1 if there is none.
         stretch: What exchanges took, over their predictions.
+        caution: Factor of the steps that meeting less often, sending less and delivering late cost.
+            Above 1 once the training was seen to bear less than the model's.
     """
 
     compute: float
     drag: float = 1.0
     stretch: float = 1.0
+    caution: float = 1.0
 
 
 def steps_to_a_loss(every: int, density: float, delay: int) -> float:
@@ -145,8 +159,7 @@ class PlannerOverTime:
     """Plans for one model and one network.
 
     Args:
-        layers: The layers that a meeting exchanges, in the order in which they are sent.
-        others: Entries of all parameters besides, which the host sums.
+        layers: All parameters, in the order in which they are sent.
         compression: The user's compression, with an adaptive density and `local_steps="auto"`. Its
             density is the least.
         network: The network.
@@ -158,43 +171,41 @@ class PlannerOverTime:
         layers: Sequence[Layer],
         compression: SparseCompression,
         *,
-        others: int,
         network: Network,
         machine: Machine,
     ) -> None:
         self._layers = layers
-        self._others = others
         self._compression = replace(compression, adaptive=False, warmup=None)
         self._network, self._machine = network, machine
         self._at_once = Network.assumed(network.size, math.inf, 0.0)  # what is left is work
         self._sizes, self._cost = lru_cache(self._fragments), lru_cache(self._cost_of)
 
-    def best(self, times: Times) -> PlanOverTime:
+    def best(self, seen: Observed) -> PlanOverTime:
         """Returns the plan by which a loss is reached first."""
         given, least = self._compression.local_steps, self._compression.density
         densities = sorted({least, *(one for one in DENSITIES if one > least), 1.0})
         priced = [
-            (self._prices(*way, density, times).time, way, density)
+            (self._prices(*way, density, seen).time, way, density)
             for way in _ways()
             for density in densities
         ]
         _, (every, fragments, delay), density = min(priced)
         steps = replace(given, every=every, fragments=fragments, delay=delay)
-        return self.predicted(self._with(density, steps), times)
+        return self.predicted(self._with(density, steps), seen)
 
     def first(self) -> PlanOverTime:
         """Returns the plan of the first steps, whose time is not known: a few, and then a wait."""
         steps = replace(self._compression.local_steps, every=FIRST)
         compression = self._with(max(0.1, self._compression.density), steps)
-        return self.predicted(compression, Times(compute=1.0))
+        return self.predicted(compression, Observed(compute=1.0))
 
-    def predicted(self, compression: SparseCompression | Dense, times: Times) -> PlanOverTime:
+    def predicted(self, compression: SparseCompression | Dense, seen: Observed) -> PlanOverTime:
         """Returns the plan that consists of a compression, with its predicted times."""
         steps: LocalSteps = compression.local_steps
-        prices = self._prices(steps.first, steps.fragments, steps.delay, compression.density, times)
+        prices = self._prices(steps.first, steps.fragments, steps.delay, compression.density, seen)
         return PlanOverTime(
             compression=record_of(compression),
-            compute_seconds=times.compute,
+            compute_seconds=seen.compute,
             work_seconds=prices.work,
             exchange_seconds=prices.exchange,
             step_seconds=prices.step,
@@ -202,20 +213,19 @@ class PlannerOverTime:
         )
 
     def _prices(
-        self, every: int, fragments: int, delay: int, density: float, times: Times
+        self, every: int, fragments: int, delay: int, density: float, seen: Observed
     ) -> _Prices:
         """Returns what a way to meet is predicted to take."""
         largest, count = self._sizes(fragments)
         cost = self._cost(largest, density, self._network)
-        others = self._network.dense.seconds(4 * self._others / count)
-        exchange = times.stretch * (cost.seconds - cost.taking + others)
+        exchange = seen.stretch * (cost.seconds - cost.taking)
         taking = self._machine.select_seconds((1 + _PASSES) * largest)
         meetings = count / every  # in each step
         coding = self._cost(largest, density, self._at_once).seconds
         work = meetings * (_MEETING_SECONDS + taking + coding)
-        step = times.compute + times.drag * work
+        step = seen.compute + seen.drag * work
         waits = max(0.0, (1 + RESERVE) * exchange - delay * step)
-        steps = steps_to_a_loss(every, density, delay)
+        steps = 1 + seen.caution * (steps_to_a_loss(every, density, delay) - 1)
         return _Prices(work, exchange, step + meetings * waits, steps)
 
     def _fragments(self, count: int) -> tuple[int, int]:

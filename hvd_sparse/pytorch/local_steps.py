@@ -79,8 +79,11 @@ class LocalSteps(GradientExchange):
         named = [(name, param) for name, param in settings.named if id(param) in updated]
         differences = compression.of_differences()
         if _plans_over_time(differences):
-            differences = replace(differences, warmup=None)
+            # The host's sums of small tensors would cost more than they save.
+            all_tensors = replace(differences.layers, min_numel=0)
+            differences = replace(differences, warmup=None, layers=all_tensors)
         own = replace(settings, compression=differences, named=named, grad_scaler=None)
+        self._given = compression
         super().__init__(optimizer, own, link)
         self.joining: Joining | None = None
         is_rank0 = link.world.rank == 0
@@ -92,6 +95,7 @@ class LocalSteps(GradientExchange):
         )
         self._fragments = self._names_by_fragment()
         self.interval = Interval(options, fragments=len(self._fragments), warns=is_rank0)
+        self.interval.is_watched = planned is not None
         self._outer = _OuterSteps(options.outer)
         self._lr_scale = _scale_of(options.lr_scale, optimizer, size=link.world.size)
         self._common: dict[str, torch.Tensor] = {}  # float32 at least
@@ -124,9 +128,8 @@ class LocalSteps(GradientExchange):
     def _new_tuner(self, compression: Compression) -> Tuner | TunerOverTime | None:
         if not self.layers or not _plans_over_time(compression):
             return super()._new_tuner(compression)
-        numel = sum(slot.numel for slot in self.slots)
-        others = numel - sum(layer.numel for layer in self.layers)
-        return self._measurer.tuner_over_time(self.layers, compression, others=others)
+        given = replace(compression, layers=self._given.layers)
+        return self._measurer.tuner_over_time(self.layers, given)
 
     @property
     def _planned(self) -> PlanOverTime | None:
@@ -285,9 +288,11 @@ class LocalSteps(GradientExchange):
         if self._age >= self._options.delay or number is not None:
             refused = self._land()
         if number is not None and self.interval.taken > 0:  # and no plan has begun an interval
-            self._awaited = self._report()
+            is_last = number + 1 == len(self._fragments)
+            if is_last:
+                self._awaited = self._report()
             self._take(self._fragments[number])
-            if number + 1 == len(self._fragments):
+            if is_last:
                 self.interval.meet(())
             if not self._options.delay:
                 refused = self._land() or refused
@@ -310,24 +315,36 @@ class LocalSteps(GradientExchange):
         self.fragment = names
         self._age = 0
         stays = names is not None and self._options.delay > 0
-        for slot in reversed(self.slots):
-            if names is not None and slot.name not in names:
-                continue
+        slots = [slot for slot in reversed(self.slots) if names is None or slot.name in names]
+        if not slots:
+            return
+        params = [slot.param.detach() for slot in slots]
+        starts = [self._start_of(slot.name, slot.param.dtype) for slot in slots]
+        # One call for all tensors: with many small ones, calls are what a meeting costs.
+        differences = torch._foreach_sub(starts, params)
+        for slot, difference in zip(slots, differences, strict=True):
             assert isinstance(slot, DifferenceSlot)
-            common, param = self._common[slot.name], slot.param.detach()
-            start = self._start.pop(slot.name, None)
-            if start is None:
-                start = common.to(param.dtype).to(common.dtype)
-            slot.delivered = start - param
-            self._in_flight.append(slot.name)
-            if stays:
-                self._taken[slot.name] = param.clone()
-            self.arrived(slot)
-        if stays:  # this rank may wait for them alone, and all must be under way then
-            with self.ending():
-                self.launch()
-            # Others still need this rank's part, even if this optimizer is dropped now.
+            slot.delivered = difference
+        if self.interval.is_watched:
+            norms = torch._foreach_norm(differences, dtype=torch.float32)
+            self.interval.note_differences(torch.stack(norms).norm())
+        self._in_flight = [slot.name for slot in slots]
+        if stays:
+            copies = [torch.empty_like(param) for param in params]
+            torch._foreach_copy_(copies, params)
+            self._taken = dict(zip(self._in_flight, copies, strict=True))
+        with self.ending(), self.clock.arrival(slots[0].name):
+            self.launch()
+        if stays:  # others still need this rank's part, even if this optimizer is dropped now
             self.core.before_close = partial(self.settle, quietly=True)
+
+    def _start_of(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """Returns the weights from which the difference of a parameter of a type is taken."""
+        start = self._start.pop(name, None)
+        if start is None:
+            common = self._common[name]
+            start = common if common.dtype == dtype else common.to(dtype).to(common.dtype)
+        return start
 
     def _wait(self) -> None:
         """Waits for differences in flight; other ranks need not do so at the same time."""
@@ -359,10 +376,8 @@ class LocalSteps(GradientExchange):
         self._note_wait(time.perf_counter() - begin)
         self.end_step()
         self.release()
-        for name, average in self._averages.items():
-            self._outer.step(name, self._common[name], average)
-        for name in self._in_flight:
-            self._move(name, self._taken.get(name))
+        self._outer.step(self._common, self._averages)
+        self._move()
         if not self._averages:
             self._restore_finite()
         if self._age == 0 and len(self._in_flight) == len(self.slots):
@@ -378,21 +393,19 @@ class LocalSteps(GradientExchange):
         exchanges = () if last is None else last.buckets
         self.interval.note_wait(seconds, exchange=sum(one.exchange_seconds for one in exchanges))
 
-    def _move(self, name: str, taken: torch.Tensor | None) -> None:
-        """Moves a parameter to its common weights, and adds what this rank has done since.
-
-        Args:
-            name: The parameter.
-            taken: Its weights when their difference was taken, if steps have followed.
-        """
-        param, common = self.parameters[name].detach(), self._common[name]
-        if taken is None:
-            param.copy_(common)
+    def _move(self) -> None:
+        """Moves what is in flight to its common weights, and adds what this rank has done since."""
+        params = [self.parameters[name].detach() for name in self._in_flight]
+        common = [self._common[name] for name in self._in_flight]
+        if not self._taken:
+            torch._foreach_copy_(params, common)
             return
-        since = param.to(common.dtype) - taken.to(common.dtype)
-        param.copy_(common + since)
-        if param.dtype != common.dtype:
-            self._start[name] = param.to(common.dtype) - since
+        taken = [self._taken[name] for name in self._in_flight]
+        since = torch._foreach_sub(_widened(params), _widened(taken))
+        torch._foreach_copy_(params, torch._foreach_add(common, since))
+        for name, param, one, own in zip(self._in_flight, params, common, since, strict=True):
+            if param.dtype != one.dtype:
+                self._start[name] = param.to(one.dtype) - own
 
     def _restore_finite(self) -> None:
         """Replaces weights that are not finite by the common ones, after a refused meeting."""
@@ -403,7 +416,9 @@ class LocalSteps(GradientExchange):
     def _report(self) -> Callable[[], list[list[float]]]:
         """Sends this rank's report; returns a function that waits for those of all ranks."""
         rate = float(self.optimizer().param_groups[0].get("lr", 0.0))
-        report = self.interval.report(rate=rate, weights=self._checksum)
+        report = self.interval.report(
+            rate=rate, weights=self._checksum, grows=self.steps.residual_grows
+        )
         self._checksum = 0
         with self.ending():
             if self._options.delay:  # no step waits for this message
@@ -515,14 +530,26 @@ class _OuterSteps:
         self._momenta: dict[str, torch.Tensor] = {}
         self.has_momentum = outer.momentum > 0
 
-    def step(self, name: str, common: torch.Tensor, average: torch.Tensor) -> None:
-        """Moves common weights by an average difference, in place; may change the average."""
-        outer = self._options
+    def step(
+        self, common: Mapping[str, torch.Tensor], averages: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Moves common weights by average differences, in place; may change the averages."""
+        if not averages:
+            return
+        outer, steps = self._options, averages
         if outer.momentum:
-            momentum = self._momenta.setdefault(name, torch.zeros_like(common))
+            steps = {name: self._with_momentum(name, one) for name, one in averages.items()}
+        moved = [common[name] for name in steps]
+        torch._foreach_sub_(moved, list(steps.values()), alpha=outer.lr)
+
+    def _with_momentum(self, name: str, average: torch.Tensor) -> torch.Tensor:
+        outer = self._options
+        momentum = self._momenta.get(name)
+        if momentum is None:
+            momentum = self._momenta[name] = average.to(_wide(average.dtype), copy=True)
+        else:
             momentum.mul_(outer.momentum).add_(average)
-            average = average.add(momentum, alpha=outer.momentum) if outer.nesterov else momentum
-        common.sub_(average, alpha=outer.lr)
+        return average.add(momentum, alpha=outer.momentum) if outer.nesterov else momentum
 
     def state(self) -> dict[str, torch.Tensor]:
         return _copies(self._momenta)
@@ -547,6 +574,15 @@ def _scale_of(given: float | str, optimizer: torch.optim.Optimizer, *, size: int
 def _wide(dtype: torch.dtype) -> torch.dtype:
     """Returns the type of common weights and outer momenta of parameters of a type."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def _widened(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns tensors in the types of common weights."""
+    wide = [_wide(one.dtype) for one in tensors]
+    return [
+        one if one.dtype == dtype else one.to(dtype)
+        for one, dtype in zip(tensors, wide, strict=True)
+    ]
 
 
 def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -254,7 +254,7 @@ def _mismatch_of_interval(
         return None
     if local.get("plan") is not None:
         try:
-            PlanOverTime.from_json(local["plan"][-1])
+            PlanOverTime.from_json(local["plan"]["plan"])
         except InvalidArgumentError as error:
             return f"the saved plan does not fit: {error}"
     if not local.get("amid"):

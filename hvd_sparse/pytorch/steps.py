@@ -161,6 +161,7 @@ class Steps:
             self.state.adopt(former)
             self._continue_after(count, pending=True)
         self._core.require_open()
+        self._growth.found = False
         self._engine.replace(self._buckets.adopt(choices))
         self._room = torch.empty(self._engine.room, dtype=torch.float32, device=self.device)
 
@@ -264,6 +265,7 @@ class Steps:
         with self._stream.follow():
             for handover in self._taking:
                 if handover.missing:
+                    handover.missing = 0
                     self._hand_over(handover)
             self.dense.flush()
 
@@ -363,6 +365,11 @@ class Steps:
             layout, choice = self._buckets.layout(bucket), self._buckets.choices[bucket]
             self._meter.take(layout, choice, step, accumulated, left, applied)
         return self._meter.of(step)
+
+    @property
+    def residual_grows(self) -> bool:
+        """True if this rank's residual grew without bound when it was last looked at."""
+        return self._growth.found
 
     def abandon(self) -> None:
         """Gives up the step of an exchange that has ended; returns once no memory is written."""

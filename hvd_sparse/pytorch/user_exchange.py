@@ -272,7 +272,7 @@ class TorchExchange(ABC):
         return nullcontext() if steps is None else steps.common_weights()
 
     def report_loss(self, loss: float | torch.Tensor) -> None:
-        """Reports the loss of a local step, for AdaComm.
+        """Reports the loss of a local step, for AdaComm, and for the guard of a plan over time.
 
         Args:
             loss: A number, or a tensor with one element, which is read at the next meeting. AdaComm

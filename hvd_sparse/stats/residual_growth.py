@@ -36,13 +36,17 @@ class Engine(Protocol):
 
 
 class ResidualGrowth:
-    """Warns once, on rank 0, if this rank's residual grows without bound.
+    """Tells if this rank's residual grows without bound, and warns of it once, on rank 0.
 
     Args:
         rank: This rank.
+
+    Attributes:
+        found: True if it grew so when it was last looked at.
     """
 
     def __init__(self, rank: int) -> None:
+        self.found = False
         self._may_warn = rank == 0
 
     def end_step(self, steps: int, engine: Engine, choices: Sequence[BucketChoice]) -> None:
@@ -53,14 +57,15 @@ class ResidualGrowth:
             engine: The engine that has taken them.
             choices: The buckets of the step.
         """
-        if not self._may_warn or steps & (steps - 1):
+        if steps & (steps - 1):
             return
         norms = engine.residual_norms
         found = _slowest(choices)
         if found is None or not norms or norms[-1][0] != steps:
             return
         wait, delivered, advice = found
-        if grows(norms, after=round(WAITS * wait)):
+        self.found = grows(norms, after=round(WAITS * wait))
+        if self.found and self._may_warn:
             self._may_warn = False
             (first, before), (_, now) = norms[-1 - DOUBLINGS], norms[-1]
             log.logger.warning(

@@ -88,14 +88,13 @@ class Measurer:
         )
 
     def tuner_over_time(
-        self, layers: Sequence[Layer], compression: SparseCompression, *, others: int
+        self, layers: Sequence[Layer], compression: SparseCompression
     ) -> TunerOverTime:
         """Measures network and machine, and returns a tuner of local steps. Collective.
 
         Args:
-            layers: The layers that can be sparse, one at least.
+            layers: The layers, one at least: all parameters.
             compression: The user's compression.
-            others: Entries of all other parameters.
 
         Raises as `tuner`.
         """
@@ -103,7 +102,6 @@ class Measurer:
         return TunerOverTime(
             layers,
             compression,
-            others=others,
             network=network,
             machine=machine,
             rank=self._world.rank,

@@ -1,7 +1,8 @@
 """Tunes local steps: plans over time, from measured times, and again as these change.
 
-The ranks meet after a few steps first. Then they follow a plan, and make another one after 8, 64,
-512, ... intervals, from the median times of those that followed this one. All ranks have the same
+The ranks meet after a few steps first. Then they follow a plan, and make another one after 4, 16,
+64, ... intervals, from the median times of those that followed this one. If the training is seen
+to learn badly (learning_guard.py), a more cautious plan follows at once. All ranks have the same
 numbers of all ranks, and so make the same plan.
 """
 
@@ -10,8 +11,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TypeAlias
+from dataclasses import asdict, replace
+from typing import TypedDict
 
 from hvd_sparse import log
 from hvd_sparse.compression.base import SparseCompression
@@ -20,31 +21,49 @@ from hvd_sparse.compression.parts import MOVE
 from hvd_sparse.exchange.interval import Report
 from hvd_sparse.places.step_clock import Reading
 from hvd_sparse.planning.network import Network
-from hvd_sparse.planning.over_time import SKIPPED, PlannerOverTime, PlanOverTime, Times
+from hvd_sparse.planning.over_time import RESERVE, SKIPPED, Observed, PlannerOverTime, PlanOverTime
 from hvd_sparse.planning.profile import Machine
 from hvd_sparse.planning.quantities import shown_seconds
+from hvd_sparse.tuning.learning_guard import GuardState, LearningGuard
 from hvd_sparse.tuning.stages import Stage, Tuning
 
 # Fraction of the predicted time to a loss by which another plan must be shorter to replace one.
 _MARGIN = 0.03
 # Multiple of the intervals so far after which another plan is made.
-_GROWTH = 8
-# Limits of measured `Times`, since a single measurement may be an outlier.
-_DRAG, _STRETCH = (0.0, 4.0), (0.5, 4.0)
+_GROWTH = 4
+# Fraction of a step from which on the slowest rank's wait for a meeting counts.
+_WAITS = 0.05
+# Limits of what was `Observed`, since a single measurement may be an outlier.
+_DRAG, _STRETCH = (0.0, 4.0), (0.5, 8.0)
+# Factor of the caution each time the training is seen to learn badly, and the most of it.
+_CAUTION, _MOST_CAUTION = 3.0, 81.0
 
 
-# Intervals, the numbers of `Times`, seconds of a step and of an exchange in each interval since the
-# plan was made, and the plan as text.
-PlanState: TypeAlias = tuple[int, tuple[float, float, float], list[tuple[float, float]], str]
+class PlanState(TypedDict):
+    """State of tuning local steps, of types that torch.load accepts.
+
+    Attributes:
+        plan: The plan, as text.
+        intervals: Number of intervals so far.
+        observed: The numbers of `Observed`.
+        seen: Seconds of a step, of its waits and of an exchange in each interval since the plan was
+            made.
+        guard: State of the guard.
+    """
+
+    plan: str
+    intervals: int
+    observed: dict[str, float]
+    seen: list[tuple[float, float, float]]
+    guard: GuardState
 
 
 class TunerOverTime:
     """Decides how often the ranks of an adaptive compression with `local_steps="auto"` meet.
 
     Args:
-        layers: The layers that can be sparse.
+        layers: The layers: all parameters.
         compression: The user's compression.
-        others: Entries of all other parameters.
         network: The measured network; the same on all ranks.
         machine: The measured machine; the same on all ranks.
         rank: This rank; rank 0 says what was chosen.
@@ -61,14 +80,12 @@ class TunerOverTime:
         layers: Sequence[Layer],
         compression: SparseCompression,
         *,
-        others: int,
         network: Network,
         machine: Machine,
         rank: int,
     ) -> None:
         self._layers = layers
         self._compression = compression
-        self._others = others
         self._is_rank0 = rank == 0
         self.tuning = Tuning(network=network, machine=machine)
         self.restart(network)
@@ -79,13 +96,13 @@ class TunerOverTime:
         self._planner = PlannerOverTime(
             self._layers,
             self._compression,
-            others=self._others,
             network=network,
             machine=self.tuning.machine,
         )
         self._intervals = 0
-        self._seen: list[tuple[float, float]] = []
-        self._times = Times(compute=1.0)
+        self._seen: list[tuple[float, float, float]] = []
+        self._observed = Observed(compute=1.0)
+        self._guard = LearningGuard()
         self._use(self._planner.first())
 
     def times_from(self, taken: int) -> bool:
@@ -104,31 +121,66 @@ class TunerOverTime:
             reports: The reports of all ranks, in rank order.
         """
         self._intervals += 1
+        step, total = (
+            max(one.step for one in reports),
+            max(one.step + one.waited for one in reports),
+        )
         # The others wait for the rank that comes last, whose exchange is the shortest.
         took = min(report.meeting for report in reports)
-        self._seen.append((max(report.step for report in reports), took))
-        present, is_first = self._plan, self._intervals == 1
+        self._seen.append((step, max(0.0, total - step), took))
+        is_first = self._intervals == 1
+        reason = None if is_first else self._guard.end_interval(reports)
+        if reason is not None and self._observed.caution < _MOST_CAUTION:
+            return self._step_back(reason)
         if not _is_power(self._intervals):
             return False
-        step, took = (statistics.median(column) for column in zip(*self._seen, strict=True))
-        if is_first:
-            self._times = Times(compute=step)
-        else:
-            self._times = Times(
-                compute=self._times.compute,
-                drag=_clipped((step - self._times.compute) / present.work_seconds, _DRAG),
-                stretch=_clipped(took * self._times.stretch / present.exchange_seconds, _STRETCH),
-            )
-        best = self._planner.best(self._times)
-        again = self._planner.predicted(present.chosen, self._times)
+        self._observe(is_first=is_first)
+        best = self._planner.best(self._observed)
+        again = self._planner.predicted(self._plan.chosen, self._observed)
         if not is_first and best.slowdown > (1 - _MARGIN) * again.slowdown:
             self._use(again)
             return False
-        self._use(best)
-        self._seen = []
-        if self._is_rank0:
-            log.logger.info("%s", _told(best))
+        self._change_to(best)
         return True
+
+    def _observe(self, *, is_first: bool) -> None:
+        """Notes what the intervals of this plan have taken."""
+        step, waited, took = (statistics.median(column) for column in zip(*self._seen, strict=True))
+        if is_first:
+            self._observed = replace(self._observed, compute=step)
+            return
+        before, plan = self._observed, self._plan
+        steps = plan.local_steps
+        wait = waited * steps.first / steps.fragments  # of a meeting
+        if wait > _WAITS * step:  # all ranks wait for what has not come in the steps of the delay
+            took = max(took, (steps.delay * step + wait) / (1 + RESERVE))
+        self._observed = replace(
+            before,
+            drag=_clipped((step - before.compute) / plan.work_seconds, _DRAG),
+            stretch=_clipped(took * before.stretch / plan.exchange_seconds, _STRETCH),
+        )
+
+    def _step_back(self, reason: str) -> bool:
+        """Follows a more cautious plan; returns true if it is another one."""
+        self._observed = replace(self._observed, caution=_CAUTION * self._observed.caution)
+        best = self._planner.best(self._observed)
+        changes = best.compression != self._plan.compression
+        if self._is_rank0:
+            log.logger.warning(
+                "local steps: %s; %s",
+                reason,
+                "a more cautious plan follows" if changes else "no plan is more cautious",
+            )
+        if changes:
+            self._change_to(best)
+        return changes
+
+    def _change_to(self, plan: PlanOverTime) -> None:
+        self._use(plan)
+        self._seen = []
+        self._guard.begin_plan()
+        if self._is_rank0:
+            log.logger.info("%s", _told(plan))
 
     def state(self) -> None:
         """Returns None: the plan belongs to the state of local steps, see `plan_state`."""
@@ -139,19 +191,24 @@ class TunerOverTime:
         return self.tuning
 
     def plan_state(self) -> PlanState:
-        """Returns intervals, times and plan, for a checkpoint; equal on all ranks."""
-        times = (self._times.compute, self._times.drag, self._times.stretch)
-        return self._intervals, times, list(self._seen), self._plan.to_json()
+        """Returns all state, for a checkpoint; equal on all ranks."""
+        return {
+            "plan": self._plan.to_json(),
+            "intervals": self._intervals,
+            "observed": asdict(self._observed),
+            "seen": list(self._seen),
+            "guard": self._guard.state(),
+        }
 
     def load_plan(self, state: PlanState | None) -> None:
         """Restores what `plan_state` returned, on all ranks alike; None: begins again."""
         if state is None:
             self.restart(self.tuning.network)
         else:
-            self._intervals, (compute, drag, stretch), seen, plan = state
-            self._seen = list(seen)
-            self._times = Times(compute=compute, drag=drag, stretch=stretch)
-            self._use(PlanOverTime.from_json(plan))
+            self._intervals, self._seen = state["intervals"], list(state["seen"])
+            self._observed = Observed(**state["observed"])
+            self._use(PlanOverTime.from_json(state["plan"]))
+            self._guard.load(state["guard"])
 
     @property
     def _plan(self) -> PlanOverTime:
@@ -166,7 +223,7 @@ class TunerOverTime:
 
 
 def _is_power(count: int) -> bool:
-    """Returns true for 1, 8, 64, ..."""
+    """Returns true for 1, 4, 16, ..."""
     power: int = _GROWTH ** round(math.log(count, _GROWTH))
     return count == power
 
