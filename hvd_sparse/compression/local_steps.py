@@ -18,8 +18,8 @@ MOST_LOCAL_STEPS = 1 << 20
 # What a meeting does with the moments of the ranks' optimizers.
 LOCAL, AVERAGED = "local", "averaged"
 
-# The most that lr_scale="auto" multiplies by: more was measured to gain little, and may diverge.
-MOST_LR_SCALE = 2.0
+# With lr_scale="auto": what multiplies the root of the number of ranks, and the most of it.
+LR_SCALE, MOST_LR_SCALE = 1.5, 3.0
 
 # With every="auto": local steps before the first meeting.
 _AUTO_FIRST = 4
@@ -118,11 +118,11 @@ class LocalSteps(Part):
             reached first (docs/local_steps.md); else it is as few, up to 32, as make meetings take
             a tenth of the time.
         outer: The optimizer of the common weights.
-        lr_scale: Factor of the optimizer's learning rates in local steps, above 0. "auto": the
-            square root of the number of ranks, but at most 2, for optimizers that divide gradients
-            by their size (Adam, AdamW, NAdam, RAdam, Adamax); 1 for others, and in TensorFlow. One
-            rank's gradient is noisier than that of all, so that such optimizers take smaller steps
-            along what the ranks have in common.
+        lr_scale: Factor of the optimizer's learning rates in local steps, above 0. "auto": 1.5
+            times the square root of the number of ranks, but at most 3, for optimizers that divide
+            gradients by their size (Adam, AdamW, NAdam, RAdam, Adamax); 1 for others, and in
+            TensorFlow. One rank's gradient is noisier than that of all, so that such optimizers
+            take smaller steps along what the ranks have in common.
         moments: "local": the moments of the ranks' optimizers stay their own; "averaged": each
             meeting averages them, as a dense sum of the host's.
         fragments: Parts of the model, of about the same size, each of which meets every `every`

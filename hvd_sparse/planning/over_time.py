@@ -107,14 +107,14 @@ class Observed:
         drag: Seconds by which a second of work for meetings lengthens the steps beside it: 0 if
             there is a core for it, 1 if there is none.
         stretch: What exchanges took, over their predictions.
-        caution: Factor of the steps that meeting less often, sending less and delivering late cost.
-            Above 1 once the training was seen to bear less than the model's.
+        most_steps: The most steps to a loss, over dense's, that a plan may be predicted to take:
+            fewer once the training was seen to learn badly.
     """
 
     compute: float
     drag: float = 1.0
     stretch: float = 1.0
-    caution: float = 1.0
+    most_steps: float = math.inf
 
 
 def steps_to_a_loss(every: int, density: float, delay: int) -> float:
@@ -185,11 +185,15 @@ class PlannerOverTime:
         given, least = self._compression.local_steps, self._compression.density
         densities = sorted({least, *(one for one in DENSITIES if one > least), 1.0})
         priced = [
-            (self._prices(*way, density, seen).time, way, density)
+            (self._prices(*way, density, seen), way, density)
             for way in _ways()
             for density in densities
         ]
-        _, (every, fragments, delay), density = min(priced)
+        most = max(seen.most_steps, min(prices.steps for prices, _, _ in priced))
+        allowed = (
+            (prices.time, way, density) for prices, way, density in priced if prices.steps <= most
+        )
+        _, (every, fragments, delay), density = min(allowed)
         steps = replace(given, every=every, fragments=fragments, delay=delay)
         return self.predicted(self._with(density, steps), seen)
 
@@ -225,7 +229,7 @@ class PlannerOverTime:
         work = meetings * (_MEETING_SECONDS + taking + coding)
         step = seen.compute + seen.drag * work
         waits = max(0.0, (1 + RESERVE) * exchange - delay * step)
-        steps = 1 + seen.caution * (steps_to_a_loss(every, density, delay) - 1)
+        steps = steps_to_a_loss(every, density, delay)
         return _Prices(work, exchange, step + meetings * waits, steps)
 
     def _fragments(self, count: int) -> tuple[int, int]:

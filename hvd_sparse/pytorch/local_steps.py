@@ -22,7 +22,7 @@ from hvd_sparse import log
 from hvd_sparse.compression import Compression
 from hvd_sparse.compression.base import SparseCompression
 from hvd_sparse.compression.buckets import fragments_of
-from hvd_sparse.compression.local_steps import AVERAGED, MOST_LR_SCALE, Outer
+from hvd_sparse.compression.local_steps import AVERAGED, LR_SCALE, MOST_LR_SCALE, Outer
 from hvd_sparse.compression.parts import AUTO
 from hvd_sparse.errors import NonFiniteGradientError
 from hvd_sparse.exchange.interval import Interval, Report, warn_of_density
@@ -567,7 +567,8 @@ def _plans_over_time(compression: Compression) -> TypeGuard[SparseCompression]:
 def _scale_of(given: float | str, optimizer: torch.optim.Optimizer, *, size: int) -> float:
     """Returns the factor of learning rates in local steps; see `LocalSteps.lr_scale`."""
     if isinstance(given, str):
-        return min(math.sqrt(size), MOST_LR_SCALE) if isinstance(optimizer, ADAMS) else 1.0
+        scale = min(LR_SCALE * math.sqrt(size), MOST_LR_SCALE)
+        return scale if size > 1 and isinstance(optimizer, ADAMS) else 1.0
     return given
 
 

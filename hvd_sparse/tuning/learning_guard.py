@@ -40,8 +40,8 @@ class _Stretch(NamedTuple):
 
 
 # Losses and local steps of the present stretch, the lowest stretch so far, the differences' norms
-# over the learning rate, and that rate at the last meeting.
-GuardState: TypeAlias = tuple[list[float], int, tuple[float, ...] | None, list[float], float]
+# over the learning rate, that rate at the last meeting, and true in the first stretch of a plan.
+GuardState: TypeAlias = tuple[list[float], int, tuple[float, ...] | None, list[float], float, bool]
 
 
 class LearningGuard:
@@ -53,6 +53,7 @@ class LearningGuard:
         self._lowest: _Stretch | None = None
         self._moves: list[float] = []  # norms of differences, over the learning rate
         self._rate = 0.0  # at the last meeting
+        self._is_new = False  # the plan, in whose first stretch old residuals arrive
 
     def end_interval(self, reports: Sequence[Report]) -> str | None:
         """Takes the reports of an interval; returns why the training learns badly, if it does.
@@ -64,7 +65,7 @@ class LearningGuard:
 
     def begin_plan(self) -> None:
         """Forgets what depends on the number of local steps."""
-        self._losses, self._steps, self._moves = [], 0, []
+        self._losses, self._steps, self._moves, self._is_new = [], 0, [], True
 
     def _explosion(self, reports: Sequence[Report]) -> str | None:
         rate = max(reports[0].rate, self._rate)  # it may have fallen within the interval
@@ -89,21 +90,22 @@ class LearningGuard:
         error = statistics.stdev(self._losses) / math.sqrt(len(self._losses))
         now = _Stretch(statistics.fmean(self._losses), error)
         self._losses, self._steps = [], 0
+        is_new, self._is_new = self._is_new, False
         lowest = self._lowest
         if lowest is None or now.loss < lowest.loss:
             self._lowest = now
-        if lowest is None or not now.is_above(lowest):
+        if is_new or lowest is None or not now.is_above(lowest):
             return None
         return f"the mean loss has risen from {lowest.loss:.4g} to {now.loss:.4g}"
 
     def state(self) -> GuardState:
         """Returns all state, as plain values."""
         lowest = None if self._lowest is None else tuple(self._lowest)
-        return list(self._losses), self._steps, lowest, list(self._moves), self._rate
+        return list(self._losses), self._steps, lowest, list(self._moves), self._rate, self._is_new
 
     def load(self, state: GuardState) -> None:
         """Restores what `state` returned."""
-        losses, self._steps, lowest, moves, self._rate = state
+        losses, self._steps, lowest, moves, self._rate, self._is_new = state
         self._losses, self._moves = list(losses), list(moves)
         self._lowest = None if lowest is None else _Stretch(*lowest)
 

@@ -35,8 +35,8 @@ _GROWTH = 4
 _WAITS = 0.05
 # Limits of what was `Observed`, since a single measurement may be an outlier.
 _DRAG, _STRETCH = (0.0, 4.0), (0.5, 8.0)
-# Factor of the caution each time the training is seen to learn badly, and the most of it.
-_CAUTION, _MOST_CAUTION = 3.0, 81.0
+# Part that is left of the steps beyond dense's, each time the training is seen to learn badly.
+_CAUTION = 1 / 3
 
 
 class PlanState(TypedDict):
@@ -130,8 +130,8 @@ class TunerOverTime:
         self._seen.append((step, max(0.0, total - step), took))
         is_first = self._intervals == 1
         reason = None if is_first else self._guard.end_interval(reports)
-        if reason is not None and self._observed.caution < _MOST_CAUTION:
-            return self._step_back(reason)
+        if reason is not None and self._step_back(reason):
+            return True
         if not _is_power(self._intervals):
             return False
         self._observe(is_first=is_first)
@@ -161,19 +161,17 @@ class TunerOverTime:
         )
 
     def _step_back(self, reason: str) -> bool:
-        """Follows a more cautious plan; returns true if it is another one."""
-        self._observed = replace(self._observed, caution=_CAUTION * self._observed.caution)
-        best = self._planner.best(self._observed)
-        changes = best.compression != self._plan.compression
+        """Follows a more cautious plan; returns false if there is none."""
+        most = 1 + _CAUTION * (self._plan.steps - 1)
+        cautious = replace(self._observed, most_steps=most)
+        best = self._planner.best(cautious)
+        if best.steps >= self._plan.steps:
+            return False
+        self._observed = cautious
         if self._is_rank0:
-            log.logger.warning(
-                "local steps: %s; %s",
-                reason,
-                "a more cautious plan follows" if changes else "no plan is more cautious",
-            )
-        if changes:
-            self._change_to(best)
-        return changes
+            log.logger.warning("local steps: %s; a more cautious plan follows", reason)
+        self._change_to(best)
+        return True
 
     def _change_to(self, plan: PlanOverTime) -> None:
         self._use(plan)

@@ -160,7 +160,7 @@ def test_a_rank_keeps_its_own_moments(framework):
     [("AdamW", "auto", None), ("RMSprop", "auto", 1.0), ("AdamW", 3.0, 3.0)],
 )
 def test_learning_rates_are_scaled_within_local_steps(framework, optimizer, lr_scale, factor):
-    factor = factor or min(framework.size**0.5, 2.0)
+    factor = factor or min(1.5 * framework.size**0.5, 3.0)
     scaled = replace(SPARSE, local_steps=LocalSteps(every=EVERY, lr_scale=lr_scale))
     plain = replace(SPARSE, local_steps=LocalSteps(every=EVERY, lr_scale=1))
     model = new(framework, scaled, optimizer=optimizer, rate=0.25)

@@ -293,9 +293,10 @@ def test_the_tuner_steps_back_to_a_more_cautious_plan_and_says_why(caplog):
     ]
     assert costs == sorted(costs, reverse=True)
     assert costs[0] > costs[-1]
+    assert costs[-1] == min(costs) == steps_to_a_loss(2, 1.0, 0)  # nothing is more cautious
     warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
-    assert len(warnings) == 4  # then there is nothing more cautious
-    assert all("rank 0 grows without bound; " in warning for warning in warnings)
+    assert 1 < len(warnings) < 8
+    assert all("rank 0 grows without bound; a more cautious" in warning for warning in warnings)
 
 
 def test_caution_and_what_the_guard_has_seen_come_back_from_a_checkpoint():
@@ -306,6 +307,10 @@ def test_caution_and_what_the_guard_has_seen_come_back_from_a_checkpoint():
     other.load_plan(one.plan_state())
     assert other.plan_state() == one.plan_state()
     assert other.tuning == one.tuning
-    for each in [report(loss=3 + noise, moved=1.0) for noise in NOISE[:16]]:
-        assert one.end_interval([each] * 2) == other.end_interval([each] * 2)
+    changes = [
+        (one.end_interval([each] * 2), other.end_interval([each] * 2))
+        for each in [report(loss=3 + noise, moved=1.0) for noise in NOISE]
+    ]
+    assert (True, True) in changes
+    assert all(first == second for first, second in changes)
     assert other.plan_state() == one.plan_state()
