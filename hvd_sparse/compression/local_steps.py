@@ -115,7 +115,7 @@ class LocalSteps(Part):
         every: Steps from one meeting to the next, at least 2; an AdaComm, which changes their
             number as the loss falls; or "auto". With an adaptive compression in PyTorch, that
             plans fragments, delay and what is sent, too, such that a loss is predicted to be
-            reached first (docs/local_steps.md); else it is as few, up to 32, as make meetings take
+            reached first (docs/learning.md); else it is as few, up to 32, as make meetings take
             a tenth of the time.
         outer: The optimizer of the common weights.
         lr_scale: Factor of the optimizer's learning rates in local steps, above 0. "auto": 1.5

@@ -61,7 +61,7 @@ def warn_of_density(density: float) -> None:
         logger.warning(
             "a meeting sends %g %% of what several local steps have done, of which small models "
             "learned clearly less than of a tenth: density=0.1 with 8 local steps sends about as "
-            "much as density=0.0125 in every step (docs/local_steps.md)",
+            "much as density=0.0125 in every step (docs/learning.md)",
             100 * density,
         )
 

@@ -21,7 +21,15 @@ from hvd_sparse.compression.parts import MOVE
 from hvd_sparse.exchange.interval import Report
 from hvd_sparse.places.step_clock import Reading
 from hvd_sparse.planning.network import Network
-from hvd_sparse.planning.over_time import RESERVE, SKIPPED, Observed, PlannerOverTime, PlanOverTime
+from hvd_sparse.planning.over_time import (
+    EVERY,
+    RESERVE,
+    SKIPPED,
+    Observed,
+    PlannerOverTime,
+    PlanOverTime,
+    steps_to_a_loss,
+)
 from hvd_sparse.planning.profile import Machine
 from hvd_sparse.planning.quantities import shown_seconds
 from hvd_sparse.tuning.learning_guard import GuardState, LearningGuard
@@ -35,7 +43,8 @@ _GROWTH = 4
 _WAITS = 0.05
 # Limits of what was `Observed`, since a single measurement may be an outlier.
 _DRAG, _STRETCH = (0.0, 4.0), (0.5, 8.0)
-# Part that is left of the steps beyond dense's, each time the training is seen to learn badly.
+# Part of the steps beyond the fewest that another plan may cost, each time the training is seen to
+# learn badly.
 _CAUTION = 1 / 3
 
 
@@ -162,7 +171,8 @@ class TunerOverTime:
 
     def _step_back(self, reason: str) -> bool:
         """Follows a more cautious plan; returns false if there is none."""
-        most = 1 + _CAUTION * (self._plan.steps - 1)
+        fewest = steps_to_a_loss(min(EVERY), 1.0, 0)
+        most = fewest + _CAUTION * (self._plan.steps - fewest)
         cautious = replace(self._observed, most_steps=most)
         best = self._planner.best(cautious)
         if best.steps >= self._plan.steps:
