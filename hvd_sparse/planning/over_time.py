@@ -107,6 +107,7 @@ class Observed:
         drag: Seconds by which a second of work for meetings lengthens the steps beside it: 0 if
             there is a core for it, 1 if there is none.
         stretch: What exchanges took, over their predictions.
+        lag: Seconds by which the ranks come to a meeting one after the other.
         most_steps: The most steps to a loss, over dense's, that a plan may be predicted to take:
             fewer once the training was seen to learn badly.
     """
@@ -114,6 +115,7 @@ class Observed:
     compute: float
     drag: float = 1.0
     stretch: float = 1.0
+    lag: float = 0.0
     most_steps: float = math.inf
 
 
@@ -229,7 +231,7 @@ class PlannerOverTime:
         coding = self._cost(largest, density, self._at_once).seconds
         work = meetings * (_MEETING_SECONDS + taking + coding)
         step = seen.compute + seen.drag * work
-        waits = max(0.0, (1 + RESERVE) * exchange - delay * step)
+        waits = max(0.0, seen.lag + (1 + RESERVE) * exchange - delay * step)
         steps = steps_to_a_loss(every, density, delay)
         return _Prices(work, exchange, step + meetings * waits, steps)
 

@@ -23,7 +23,6 @@ from hvd_sparse.places.step_clock import Reading
 from hvd_sparse.planning.network import Network
 from hvd_sparse.planning.over_time import (
     EVERY,
-    RESERVE,
     SKIPPED,
     Observed,
     PlannerOverTime,
@@ -39,10 +38,10 @@ from hvd_sparse.tuning.stages import Stage, Tuning
 _MARGIN = 0.03
 # Multiple of the intervals so far after which another plan is made.
 _GROWTH = 4
-# Fraction of a step from which on the slowest rank's wait for a meeting counts.
+# Fraction of a step from which on the slowest rank's wait for a meeting shows a lag.
 _WAITS = 0.05
 # Limits of what was `Observed`, since a single measurement may be an outlier.
-_DRAG, _STRETCH = (0.0, 4.0), (0.5, 8.0)
+_DRAG, _STRETCH = (0.0, 4.0), (0.5, 4.0)
 # Part of the steps beyond the fewest that another plan may cost, each time the training is seen to
 # learn badly.
 _CAUTION = 1 / 3
@@ -161,12 +160,13 @@ class TunerOverTime:
         before, plan = self._observed, self._plan
         steps = plan.local_steps
         wait = waited * steps.first / steps.fragments  # of a meeting
-        if wait > _WAITS * step:  # all ranks wait for what has not come in the steps of the delay
-            took = max(took, (steps.delay * step + wait) / (1 + RESERVE))
+        hidden = max(0.0, steps.delay * step - took)
+        lag = hidden + wait if wait > _WAITS * step else min(before.lag, hidden)
         self._observed = replace(
             before,
             drag=_clipped((step - before.compute) / plan.work_seconds, _DRAG),
             stretch=_clipped(took * before.stretch / plan.exchange_seconds, _STRETCH),
+            lag=min(lag, step),  # ranks that share cores wait while others compute
         )
 
     def _step_back(self, reason: str) -> bool:
