@@ -64,7 +64,7 @@ def _name_host_after_its_address(interface: str) -> None:
     Horovod passes the interface to Gloo for the first contexts only. Those of process sets, which
     exchange the gradients, use the address of the host's name; Gloo crashes if there is none.
     """
-    address = _address_of(interface)
+    address = address_of(interface)
     try:
         named = socket.gethostbyname(socket.gethostname())
     except OSError:
@@ -83,7 +83,8 @@ def _name_host_after_its_address(interface: str) -> None:
     socket.sethostname(address)
 
 
-def _address_of(interface: str) -> str:
+def address_of(interface: str) -> str:
+    """Returns the IPv4 address of this host on a network interface."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("256s", interface.encode())
         return socket.inet_ntoa(fcntl.ioctl(any_socket, _SIOCGIFADDR, request)[20:24])

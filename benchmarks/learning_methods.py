@@ -65,13 +65,18 @@ class Learner(ABC):
         rate = self.setup.rate * self.setup.task.schedule(self.taken / self.setup.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        loss = self.backward(batch)
+        self.update()
+        self.taken += 1
+        return loss.detach()
+
+    def backward(self, batch: Batch) -> torch.Tensor:
+        """Computes the gradients; the loss."""
         self.optimizer.zero_grad()
         inputs, targets = batch
         loss = self.setup.task.loss(self.forward(inputs), targets)
         loss.backward()
-        self.update()
-        self.taken += 1
-        return loss.detach()
+        return loss
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """The model's output."""
@@ -238,16 +243,38 @@ class Average(OverHorovod):
     is_local = True
 
 
-class DDP(Learner):
+class OverGloo(Learner):
+    """A learner whose ranks are those of torch.distributed's Gloo."""
+
+    def __init__(self, setup: Setup) -> None:
+        import torch.distributed as dist
+
+        super().__init__(setup)
+        self._dist = dist
+
+    def mean(self, values: torch.Tensor) -> torch.Tensor:
+        total = values.clone()
+        self._dist.all_reduce(total)
+        return total / self._dist.get_world_size()
+
+
+class Alone(OverGloo):
+    """Each rank trains by itself: nothing but computing."""
+
+    is_local = True
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.optimizer = setup.task.optimizer(setup.model.parameters(), setup.rate)
+
+
+class DDP(OverGloo):
     """PyTorch's DistributedDataParallel over gloo, with a hook of its own or none."""
 
     def __init__(
         self, setup: Setup, *, hook: str = "", matrix_rank: int = 1, dense_steps: int = 50
     ) -> None:
-        import torch.distributed as dist
-
         super().__init__(setup)
-        self._dist = dist
         self._wrapped, _ = wrapped(
             setup.model, hook=hook, matrix_rank=matrix_rank, dense_steps=dense_steps
         )
@@ -255,11 +282,6 @@ class DDP(Learner):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self._wrapped(inputs)
-
-    def mean(self, values: torch.Tensor) -> torch.Tensor:
-        total = values.clone()
-        self._dist.all_reduce(total)
-        return total / self._dist.get_world_size()
 
 
 class Hooked(DDP):
@@ -278,32 +300,11 @@ class Hooked(DDP):
         self.is_local = compression.is_local
         attach(self._wrapped, self.optimizer, compression)
 
+    def step(self, batch: Batch) -> torch.Tensor:
+        loss = super().step(batch)
+        if self.is_local:
+            self.optimizer.exchange.report_loss(loss)
+        return loss
+
     def report(self) -> dict[str, Any]:
         return report_of(self.optimizer)
-
-
-class PostLocal(DDP):
-    """PyTorch's post-local SGD: first DDP, and then ranks that average their weights now and then.
-
-    Args:
-        setup: The starting point.
-        every: Steps between two averages.
-        after: Steps of DDP before that.
-    """
-
-    def __init__(self, setup: Setup, *, every: int, after: int = 100) -> None:
-        from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
-        from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-        from torch.distributed.optim import PostLocalSGDOptimizer
-
-        super().__init__(setup)
-        alone, _ = self._dist.new_subgroups(1)
-        state = post_localSGD_hook.PostLocalSGDState(
-            None, alone, start_localSGD_iter=after, post_local_gradient_allreduce=False
-        )
-        self._wrapped.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
-        self.optimizer = PostLocalSGDOptimizer(
-            self.optimizer, PeriodicModelAverager(period=every, warmup_steps=after)
-        )
-
-    is_local = True

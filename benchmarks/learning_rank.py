@@ -8,6 +8,7 @@ and are not held up within a block; what a block took is what its slowest rank t
 from __future__ import annotations
 
 import math
+import os
 import time
 from functools import partial
 from pathlib import Path
@@ -18,8 +19,9 @@ import typer
 from ddp_methods import join_ddp
 from gloo_world import prepare
 from learning_kin import EF21, DeMo, MicroAdam, SparseAverage
-from learning_methods import DDP, Average, Dense, Hooked, Learner, PostLocal, Setup, Sparse
+from learning_methods import DDP, Alone, Average, Dense, Hooked, Learner, OverGloo, Setup, Sparse
 from learning_prototypes import ErrorFeedback
+from learning_rivals import Accumulated, PostLocal, TorchFT
 from learning_tasks import TASKS, Batch
 from machine import bytes_sent_by
 from modes import call_of, compression_of
@@ -28,10 +30,13 @@ from reporting import write
 METHODS: dict[str, type[Learner]] = {
     "Dense": Dense,
     "WarmedUp": Sparse,
+    "Alone": Alone,
     "Average": Average,
     "DDP": DDP,
     "Hooked": Hooked,
+    "Accumulated": Accumulated,
     "PostLocal": PostLocal,
+    "TorchFT": TorchFT,
     "ErrorFeedback": ErrorFeedback,
     "DeMo": DeMo,
     "EF21": EF21,
@@ -51,6 +56,7 @@ def main(
     seed: Annotated[int, typer.Option(help="of weights and batches")] = 0,
     seconds: Annotated[float, typer.Option(help="on the clock, after which no block begins")] = 1e9,
     stop: Annotated[int | None, typer.Option(help="after so many steps")] = None,
+    until: Annotated[float, typer.Option(help="held-out loss at which it ends")] = -math.inf,
     gloo: Annotated[bool, typer.Option("--gloo", help="Horovod over Gloo")] = False,
     interface: Annotated[str | None, typer.Option(help="of the network")] = None,
 ) -> None:
@@ -94,7 +100,7 @@ def main(
             {"step": learner.taken, "seconds": clock, "loss": loss, "held_out": held_out_loss,
              "accuracy": accuracy, "bytes": sent, "descent": came_down}
         )  # fmt: skip
-        if math.isnan(held_out_loss):
+        if math.isnan(held_out_loss) or held_out_loss <= until:
             break
     same = is_same_everywhere(learner)
     if rank == 0:
@@ -108,8 +114,8 @@ def main(
         }
         write(json, account)
     learner.mean(torch.zeros(1, dtype=torch.float64))
-    if issubclass(kind, DDP):
-        torch.distributed.destroy_process_group()  # its threads would end the process with SIGABRT
+    if issubclass(kind, OverGloo):
+        os._exit(0)  # the ends of Gloo's threads may abort the process, or wait for ever
 
 
 class Descent:
@@ -155,7 +161,7 @@ def join(
     kind: type[Learner], rendezvous: str, interface: str | None, gloo: bool
 ) -> tuple[int, int]:
     """Becomes one of the ranks: its number, and how many there are."""
-    if issubclass(kind, DDP):
+    if issubclass(kind, OverGloo):
         import torch.distributed as dist
 
         join_ddp(rendezvous, interface)

@@ -106,14 +106,23 @@ class Learned:
         )
 
 
+def seconds_after(account: Account, steps: int) -> float:
+    """Seconds of so many steps, from their time in the second half if the run has fewer."""
+    block = account.at(steps)
+    return account.per_step("seconds") * steps if block is None else block["seconds"]
+
+
 class Raced:
     """A task on several networks, against the clock.
+
+    Dense sums learn the same on all networks: one of them has to reach the goal, and others may end
+    once their steps are timed.
 
     Attributes:
         accounts: By title, then by bits per second.
         compute: Seconds of a step that exchanges nothing, by bits per second.
-        goal: The loss that both dense sums have after the goal's steps, by bits per second.
-        dense: Seconds that the better dense takes for them.
+        goal: The loss that dense sums have after the goal's steps; NaN if none has taken as many.
+        dense: Seconds that the better dense takes for them, by bits per second.
     """
 
     def __init__(
@@ -122,28 +131,26 @@ class Raced:
         self.task, self.steps_to_goal = task, goal
         self.accounts: dict[str, dict[float, Account]] = {}
         self.compute: dict[float, float] = {}
-        self.goal: dict[float, float] = {}
+        self.goal = math.nan
         self.dense: dict[float, float] = {}
         for runs in networks:
             found = {title: account for title, run in runs.items() if (account := store.find(run))}
             alone = found.pop("alone", None)
-            dense = [
-                block for title, one in found.items()
-                if title in DENSE and (block := one.at(goal))
-            ]  # fmt: skip
+            dense = [account for title, account in found.items() if title in DENSE]
             if alone is None or alone.run.bits is None or not dense:
                 continue
             bits = alone.run.bits
             self.compute[bits] = alone.per_step("seconds")
-            self.goal[bits] = max(block["held_out"] for block in dense)
-            self.dense[bits] = min(block["seconds"] for block in dense)
+            self.dense[bits] = min(seconds_after(one, goal) for one in dense)
+            losses = [block["held_out"] for one in dense if (block := one.at(goal))]
+            self.goal = max(losses, default=self.goal)
             for title, account in found.items():
                 self.accounts.setdefault(title, {})[bits] = account
 
     @property
     def networks(self) -> list[float]:
         """Bits per second of those on which dense was timed."""
-        return list(self.goal)
+        return list(self.dense)
 
     def curves(self) -> dict[str, dict[str, Account]]:
         """By network and title."""
@@ -163,26 +170,36 @@ class Raced:
         columns = [""]
         for bits in self.networks:
             name = f"{bits / 1e6:g} Mb/s"
-            columns += [f"{name}: s to dense's loss", "over dense", "ms per step", "kB per step"]
+            columns += [
+                f"{name}: s to dense's loss", "over dense", "over computing alone", "ms per step",
+                "kB per step", "held-out loss", "after steps",
+            ]  # fmt: skip
         rows = []
         for title, by_network in self.accounts.items():
             row = [title]
             for bits in self.networks:
                 account = by_network.get(bits)
                 if account is None:
-                    row += [""] * 4
+                    row += [""] * 7
                     continue
-                reached = account.reaches(self.goal[bits], "seconds")
+                reached = account.reaches(self.goal, "seconds")
+                if title in DENSE:
+                    reached = seconds_after(account, self.steps_to_goal)
+                alone = self.compute[bits] * self.steps_to_goal
                 row += [
                     shown(reached, 1),
                     shown(None if reached is None else reached / self.dense[bits], 2),
+                    shown(None if reached is None else reached / alone, 2),
                     shown(1e3 * account.per_step("seconds"), 1),
                     shown(1e-3 * account.per_step("bytes"), 0),
+                    shown(account.held_out),
+                    str(account.blocks[-1]["step"]),
                 ]
             rows.append(row)
         rows.append(["computing alone", *(
             cell for bits in self.networks
-            for cell in ("", "", shown(1e3 * self.compute[bits], 1), "0"))])  # fmt: skip
+            for cell in ("", "", "1", shown(1e3 * self.compute[bits], 1), "0", "", "")
+        )])  # fmt: skip
         slow = ", ".join(f"{self.slowdown(bits):.1f}" for bits in self.networks)
         return as_markdown(
             f"{self.task}: seconds to the loss that dense has after {self.steps_to_goal} steps; "

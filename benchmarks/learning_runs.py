@@ -34,6 +34,8 @@ class Run:
         gloo: True if Horovod's own sums go over Gloo.
         seconds: On the clock, after which it ends.
         stop: Steps after which it ends; None: as many as the schedule has.
+        ranks: The number of ranks.
+        until: The held-out loss at which it ends; None: it goes on.
     """
 
     task: str
@@ -45,12 +47,15 @@ class Run:
     gloo: bool = False
     seconds: float = 1e9
     stop: int | None = None
+    ranks: int = RANKS
+    until: float | None = None
 
     @property
     def name(self) -> str:
         """Name of its file, without the suffix."""
         where = "one-machine" if self.bits is None else f"{self.bits / 1e6:g}mbit"
         words = re.sub(r"[^A-Za-z0-9.]+", "-", self.method).strip("-")
+        where += "" if self.ranks == RANKS else f"_{self.ranks}ranks"
         return (
             f"{self.task}_{where}_{words}{'_gloo' if self.gloo else ''}_rate{self.rate:g}"
             f"_steps{self.steps}_seed{self.seed}"
@@ -152,6 +157,7 @@ def train(hosts: Hosts, run: Run, every: int) -> Account:
         options["interface"] = hosts.interface
     program = [RANK_PROGRAM, *(f"--{name}={value}" for name, value in options.items())]
     program += [f"--stop={run.stop}"] if run.stop is not None else []
+    program += [f"--until={run.until}"] if run.until is not None else []
     program += ["--gloo"] if run.gloo else []
     hosts.run(program, env={"OMP_NUM_THREADS": "1"}, timeout=RUN_SECONDS)
     account = Account(run, json.loads(told.read_text()))
@@ -164,12 +170,15 @@ def train(hosts: Hosts, run: Run, every: int) -> Account:
 def make(runs: Sequence[Run], store: Store, *, every: int) -> list[str]:
     """Makes those runs that are missing, network by network; says what failed."""
     failed = []
-    for bits in dict.fromkeys(run.bits for run in runs):
-        missing = [run for run in runs if run.bits == bits and store.find(run) is None]
+    for bits, ranks in dict.fromkeys((run.bits, run.ranks) for run in runs):
+        missing = [
+            run for run in runs
+            if (run.bits, run.ranks) == (bits, ranks) and store.find(run) is None
+        ]  # fmt: skip
         if not missing:
             continue
         launcher = LocalLauncher() if bits is None else ClusterLauncher()
-        with launcher.hosts(RANKS, bits or 0.0) as hosts:
+        with launcher.hosts(ranks, bits or 0.0) as hosts:
             for run in missing:
                 try:
                     account = train(hosts, run, every)

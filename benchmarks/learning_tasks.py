@@ -10,7 +10,7 @@ import math
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -107,14 +107,22 @@ def _digits() -> tuple[Batch, Batch]:
 
 
 class Block(nn.Module):
-    """Attention and two linear layers, each behind a norm and beside a shortcut."""
+    """Attention and two linear layers, each behind a norm and beside a shortcut.
 
-    def __init__(self, width: int, heads: int) -> None:
+    Args:
+        width: Features of a character.
+        heads: Heads of the attention.
+        bias: False for matrices alone: no biases, and norms without parameters.
+    """
+
+    def __init__(self, width: int, heads: int, *, bias: bool = True) -> None:
         super().__init__()
         self.heads = heads
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.attention, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width, elementwise_affine=bias) for _ in range(2))
+        self.attention = nn.Linear(width, 3 * width, bias=bias)
+        self.output = nn.Linear(width, width, bias=bias)
+        self.wide = nn.Linear(width, 4 * width, bias=bias)
+        self.narrow = nn.Linear(4 * width, width, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
@@ -130,17 +138,30 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """A decoder that predicts each next character."""
 
-    def __init__(self, width: int = 128, blocks: int = 2, heads: int = 4, length: int = 32) -> None:
+    def __init__(
+        self,
+        width: int = 128,
+        blocks: int = 2,
+        heads: int = 4,
+        length: int = 32,
+        *,
+        bias: bool = True,
+    ) -> None:
         super().__init__()
         self.characters = nn.Embedding(CHARACTERS, width)
         self.places = nn.Embedding(length, width)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(blocks)))
-        self.norm = nn.LayerNorm(width)
+        self.blocks = nn.Sequential(*(Block(width, heads, bias=bias) for _ in range(blocks)))
+        self.norm = nn.LayerNorm(width, elementwise_affine=bias)
         self.head = nn.Linear(width, CHARACTERS, bias=False)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         x = self.characters(text) + self.places(torch.arange(text.shape[1]))
         return self.head(self.norm(self.blocks(x)))
+
+
+def large_transformer() -> nn.Module:
+    """A decoder of ten times as many parameters."""
+    return Transformer(width=256, blocks=5, heads=8)
 
 
 class CharLSTM(nn.Module):
@@ -186,6 +207,11 @@ def resnet20(width: int = 16, depth: int = 3) -> nn.Module:
 def adamw(parameters: Iterator[nn.Parameter], rate: float) -> torch.optim.Optimizer:
     """AdamW as transformers are trained with."""
     return torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.999), weight_decay=0.01)
+
+
+def muon(parameters: Iterator[nn.Parameter], rate: float) -> torch.optim.Optimizer:
+    """Muon, with the learning rates of AdamW."""
+    return torch.optim.Muon(parameters, lr=rate, adjust_lr_fn="match_rms_adamw")
 
 
 def momentum_sgd(parameters: Iterator[nn.Parameter], rate: float) -> torch.optim.Optimizer:
@@ -239,6 +265,10 @@ TASKS = {
     task.name: task
     for task in (
         Task("transformer", Transformer, Text(length=32, batch=8), adamw, cosine,
+             (1e-3, 3e-3, 9e-3), 1.0, (600e6, 250e6, 120e6)),
+        Task("large transformer", large_transformer, Text(length=32, batch=8), adamw, cosine,
+             (3e-4, 1e-3, 3e-3), 1.0, (600e6, 250e6, 120e6)),
+        Task("matrices", partial(Transformer, bias=False), Text(length=32, batch=8), muon, cosine,
              (1e-3, 3e-3, 9e-3), 1.0, (600e6, 250e6, 120e6)),
         Task("CNN", resnet20, Images(batch=16), momentum_sgd, steps,
              (0.03, 0.1, 0.3), None, (260e6, 86e6, 37e6)),

@@ -21,8 +21,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from learning_report import DENSE, Learned, Raced, as_markdown, plot_curves, shown
-from learning_runs import Run, Store, make, tuned
+from learning_report import (
+    DENSE,
+    Learned,
+    Raced,
+    as_markdown,
+    plot_curves,
+    seconds_after,
+    shown,
+)
+from learning_runs import RANKS, Run, Store, make, tuned
 from learning_tasks import TASKS, Task
 from modes import picked
 from progress import correlations, plot_progress, points, within_families
@@ -157,14 +165,27 @@ TODAY = {
     "DDP": "DDP",
     "DDP, LAGS": 'Hooked(mode="LAGS")',
     "DDP, fp16": 'DDP(hook="fp16")',
-    "DDP, PowerSGD 1": 'DDP(hook="powersgd", matrix_rank=1)',
-    "DDP, PowerSGD 4": 'DDP(hook="powersgd", matrix_rank=4)',
+    **{
+        f"DDP, fp16, {every} batches accumulated": f'Accumulated(every={every}, hook="fp16")'
+        for every in (4, 8)
+    },
+    **{f"DDP, PowerSGD {rank}": f'DDP(hook="powersgd", matrix_rank={rank})' for rank in (1, 4, 32)},
     "DDP, post-local SGD 8": "PostLocal(every=8)",
+    **{
+        f"torchft, DiLoCo {every}{title}": f"TorchFT(every={every}{options})"
+        for every in (8, 16)
+        for title, options in (
+            ("", ""),
+            (", momentum .3", ", lr=1.0, momentum=0.3"),
+            (", streaming", ", fragments=2, delay=2"),
+            (", streaming, momentum .3", ", fragments=2, delay=2, lr=1.0, momentum=0.3"),
+        )
+    },
     "average every 4": "Average(every=4)",
     "average every 10": "Average(every=10)",
     "average every 30": "Average(every=30)",
 }
-ALONE = f"Average(every={10**9})"  # nothing but computing
+ALONE = "Alone"
 # Prototypes for Adam, by title.
 FOR_ADAM = {
     "gradients": "ErrorFeedback(density=0.01)",
@@ -285,6 +306,7 @@ Names = Annotated[list[str] | None, typer.Option("--task", help="may be given re
 Only = Annotated[list[str] | None, typer.Option("--method", help="a title; repeatedly")]
 Goal = Annotated[int, typer.Option(min=RACE_BLOCK, help="steps of dense, whose loss is raced for")]
 Folder = Annotated[Path, typer.Option("--folder", help="of the accounts")]
+Ranks = Annotated[int, typer.Option(min=2, help="on hosts of their own")]
 Rate = Annotated[
     float | None, typer.Option("--rate", help="of learning; default: what learn found")
 ]
@@ -328,6 +350,14 @@ def race(
     rate: Rate = None,
     learned: Annotated[int, typer.Option(help="steps of the runs that chose the rates")] = 2000,
     goal: Goal = GOAL,
+    ranks: Ranks = RANKS,
+    seed: Annotated[int, typer.Option(help="of weights and batches")] = 0,
+    dense_steps: Annotated[
+        int | None, typer.Option(help="end dense's trainings after so many, if one has reached it")
+    ] = None,
+    ends_at_goal: Annotated[
+        bool, typer.Option("--ends-at-goal", help="end a training at dense's loss")
+    ] = False,
 ) -> None:
     """Trains on a network, against the clock; of dense sums, --method can leave out MPI's."""
     store = Store(folder)
@@ -337,21 +367,47 @@ def race(
         networks = [1e6 * number for number in mbit or ()]
         networks = networks or [one.bits[number] for number in network or (0, 1, 2)]
         for bits in networks:
-            every = racers(store, one, bits, learned, goal, rate)
+            every = racers(store, one, bits, learned, goal, rate, ranks=ranks, seed=seed)
             titles = ("alone", gloo) if method and mpi not in method else ("alone", *DENSE)
             first = [every[title] for title in titles]
-            failed += make(first, store, every=RACE_BLOCK)
+            short = [first[0], *(replace(run, stop=dense_steps or goal) for run in first[1:])]
+            failed += make(short, store, every=RACE_BLOCK)
             dense = [account for run in first[1:] if (account := store.find(run))]
             if not dense:
                 continue
-            limit = PATIENCE * min(account.blocks[-1]["seconds"] for account in dense)
-            rest = picked(every, method).values()
-            failed += make([replace(run, seconds=limit) for run in rest], store, every=RACE_BLOCK)
+            limit = PATIENCE * min(seconds_after(account, goal) for account in dense)
+            loss = goal_of(store, first[1], goal) if ends_at_goal else None
+            rest = [
+                replace(run, seconds=limit, until=loss) for run in picked(every, method).values()
+            ]
+            failed += make(rest, store, every=RACE_BLOCK)
     finish(failed)
 
 
+def goal_of(store: Store, dense: Run, goal: int) -> float:
+    """The loss that dense has after the goal's steps, on any network.
+
+    Raises:
+        typer.BadParameter: No training of dense has taken as many.
+    """
+    same = (dense.task, dense.method, dense.rate, dense.steps, dense.seed, dense.ranks)
+    for account in store.all():
+        one, block = account.run, account.at(goal)
+        if block and same == (one.task, one.method, one.rate, one.steps, one.seed, one.ranks):
+            return block["held_out"]
+    raise typer.BadParameter(f"dense has to take {goal} steps once: leave out --dense-steps")
+
+
 def racers(
-    store: Store, task: Task, bits: float, learned: int, goal: int, rate: float | None = None
+    store: Store,
+    task: Task,
+    bits: float,
+    learned: int,
+    goal: int,
+    rate: float | None = None,
+    *,
+    ranks: int = RANKS,
+    seed: int = 0,
 ) -> dict[str, Run]:
     """The runs on one network, by title; a learning rate is that of all but Horovod's own sums."""
     runs = {}
@@ -359,9 +415,9 @@ def racers(
         like = SAME_WITHOUT_A_NETWORK.get(title, text)
         best = tuned(store, Run(task.name, like, 0, learned), task.rates).rate
         own = best if rate is None or title == "dense" else rate
-        runs[title] = Run(task.name, text, own, 2 * goal, bits=bits)
+        runs[title] = Run(task.name, text, own, 2 * goal, seed=seed, bits=bits, ranks=ranks)
     dense = replace(runs.pop("dense"), stop=goal)
-    alone = replace(dense, method=ALONE, stop=min(goal, 4 * RACE_BLOCK))
+    alone = replace(dense, method=ALONE)
     mpi, gloo = DENSE
     return {"alone": alone, mpi: dense, gloo: replace(dense, gloo=True), **runs}
 
@@ -373,6 +429,8 @@ def report(
     steps: Annotated[int, typer.Option(help="of the trainings without a network")] = 2000,
     goal: Goal = GOAL,
     rate: Rate = None,
+    ranks: Ranks = RANKS,
+    seed: Annotated[int, typer.Option(help="of the trainings on a network")] = 0,
     plots: Annotated[Path | None, typer.Option(help="a folder for pictures")] = None,
 ) -> None:
     """Prints tables of what is there, as Markdown, and draws it."""
@@ -398,7 +456,9 @@ def report(
         runs = [account.run for account in store.all()]
         found_bits = {run.bits for run in runs if run.task == one.name and run.bits is not None}
         every = sorted(found_bits.union(one.bits), reverse=True)
-        networks = [racers(store, one, bits, steps, goal, rate) for bits in every]
+        networks = [
+            racers(store, one, bits, steps, goal, rate, ranks=ranks, seed=seed) for bits in every
+        ]
         raced = Raced(one.name, networks, store, goal)
         if raced.networks:
             print(raced.table())

@@ -198,6 +198,27 @@ def test_a_race_is_for_the_loss_of_dense(tmp_path):
     raced = Raced("transformer", [runs], store, goal=100)
     assert raced.slowdown(1e8) == pytest.approx(4)
     table = raced.table()
-    assert "| dense, Gloo | 8.0 | 1.00 | 80.0 | 0 |" in table
-    assert "| fast | 6.0 | 0.75 |" in table
-    assert "| late | - | - |" in table
+    assert "| dense, Gloo | 8.0 | 1.00 | 4.00 | 80.0 | 0 | 2.000 | 100 |" in table
+    assert "| fast | 6.0 | 0.75 | 3.00 |" in table
+    assert "| late | - | - | - |" in table
+
+
+def test_dense_reaches_the_goal_on_one_network_and_is_timed_on_the_others(tmp_path):
+    store = Store(tmp_path)
+
+    def runs(bits):
+        def run(method, **options):
+            return Run("transformer", method, 0.1, 200, bits=bits, **options)
+
+        return {"alone": run("Alone"), "dense, Gloo": run("Dense", gloo=True), "LAGS": run("LAGS")}
+
+    fast, slow = runs(1e8), runs(1e7)
+    for one in (fast, slow):
+        store.keep(account(one["alone"], (3.0, 2.5), seconds=1.0))
+        store.keep(account(one["LAGS"], (3.0, 2.0), seconds=3.0))
+    store.keep(account(fast["dense, Gloo"], (3.0, 2.0), seconds=4.0))
+    store.keep(account(slow["dense, Gloo"], (3.0,), seconds=40.0))
+    raced = Raced("transformer", [slow, fast], store, goal=100)
+    assert raced.goal == 2.0
+    assert raced.dense == {1e7: 80.0, 1e8: 8.0}
+    assert "| dense, Gloo | 80.0 | 1.00 | 40.00 | 800.0 |" in raced.table()
