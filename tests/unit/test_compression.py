@@ -66,7 +66,7 @@ def test_a_dense_sum_sends_all_in_its_own_values(preset, parts):
     ("compression", "taken"),
     [
         (TopK(layers=Layers(min_numel=6)), [False, False, True]),
-        (TopK(layers=Layers(min_numel=0)), [False, False, True]),
+        (TopK(layers=Layers(min_numel=0)), [True, True, True]),
         (TopK(layers=Layers(min_numel=7)), [False, False, False]),
         (SBC(layers=Layers(min_numel=6)), [False, False, True]),
         (Dense(), [True, True, True]),
@@ -75,7 +75,7 @@ def test_a_dense_sum_sends_all_in_its_own_values(preset, parts):
         (ThreeLC(layers=Layers(min_numel=0)), [True, True, True]),
     ],
 )
-def test_small_and_one_dimensional_tensors_are_taken_by_whole_dense_sums_alone(compression, taken):
+def test_small_and_one_dimensional_tensors_are_taken_with_min_numel_0_alone(compression, taken):
     assert [compression.takes(shape) for shape in [(), (6,), (2, 3)]] == taken
 
 
