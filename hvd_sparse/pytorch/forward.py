@@ -26,7 +26,6 @@ from hvd_sparse.pytorch import guards, in_flight
 from hvd_sparse.pytorch.gradient_exchange import Phase
 from hvd_sparse.pytorch.handovers import Part
 from hvd_sparse.pytorch.host import Link
-from hvd_sparse.pytorch.momentum import MUONS
 from hvd_sparse.pytorch.plain_steps import PlainSteps
 from hvd_sparse.pytorch.settings import Settings
 from hvd_sparse.pytorch.slots import Slot
@@ -43,7 +42,6 @@ _OPTIMIZERS = (
     torch.optim.RMSprop,
     torch.optim.Adagrad,
     torch.optim.Adadelta,
-    *MUONS,
 )
 
 

@@ -10,10 +10,9 @@ and while the optimizer takes its step, its own momentum is 0. The optimizer the
 the average of smoothed gradients, which have a gradient's magnitude: clipping, and weight decay
 that is added to them, act as before.
 
-Adam's second moment is that of these averages, and velocities of delivered entries become 0. Muon
-orthogonalises the averages. SGD's velocities stay, since masked ones learn less; its momentum adds
-gradients up, so its learning rate is 1 / (1 - momentum) times as large for the step, for gradient
-and weight decay alike.
+Adam's second moment is that of these averages, and velocities of delivered entries become 0. SGD's
+stay, since masked ones learn less; its momentum adds gradients up, so its learning rate is 1 / (1 -
+momentum) times as large for the step, for gradient and weight decay alike.
 """
 
 from __future__ import annotations
@@ -110,30 +109,7 @@ class _OfSgd(_Form):
         return {"momentum": 0.0, "lr": self.growth(group, {}) * group["lr"]}
 
 
-# Older versions of PyTorch have no Muon.
-MUONS: tuple[type[torch.optim.Optimizer], ...] = (
-    (torch.optim.Muon,) if hasattr(torch.optim, "Muon") else ()
-)
-
-
-class _OfMuon(_Form):
-    optimizers = MUONS
-    setting, own, is_whole_state, masks = "momentum", "momentum_buffer", True, True
-
-    def momentum_of(self, group: _Group) -> float:
-        return float(group["momentum"])
-
-    def growth(self, group: _Group, state: Mapping[str, Any]) -> float:
-        """Muon's own is smoothed as velocities are."""
-        del group, state
-        return 1.0
-
-    def hidden(self, group: _Group) -> _Group:
-        """Without a momentum, Nesterov's is the gradient, too."""
-        return {"momentum": 0.0 * group["momentum"]}
-
-
-_FORMS = (_OfAdam(), _OfSgd(), _OfMuon())
+_FORMS = (_OfAdam(), _OfSgd())
 
 
 class Momentum:
@@ -301,7 +277,7 @@ class Momentum:
         The optimizer adds it to what is delivered, where it acts with its momentum at once.
         """
         decoupled = group.get(
-            "decoupled_weight_decay", isinstance(self._owner(), (torch.optim.AdamW, *MUONS))
+            "decoupled_weight_decay", isinstance(self._owner(), torch.optim.AdamW)
         )
         decay = 0.0 if decoupled else float(group["weight_decay"])
         return decay * param.detach().to(torch.float32) if decay else 0.0

@@ -34,7 +34,7 @@ MOST = {
     "hvd_sparse/exchange": 969,
     "hvd_sparse/places": 208,
     "hvd_sparse/planning": 1896,
-    "hvd_sparse/pytorch": 3851,
+    "hvd_sparse/pytorch": 3836,
     "hvd_sparse/ranks": 494,
     "hvd_sparse/state": 789,
     "hvd_sparse/stats": 286,
