@@ -326,7 +326,7 @@ class LocalSteps(GradientExchange):
             assert isinstance(slot, DifferenceSlot)
             slot.delivered = difference
         if self.interval.is_watched:
-            norms = torch._foreach_norm(differences, dtype=torch.float32)
+            norms = [norm.float() for norm in torch._foreach_norm(differences)]
             self.interval.note_differences(torch.stack(norms).norm())
         self._in_flight = [slot.name for slot in slots]
         if stays:

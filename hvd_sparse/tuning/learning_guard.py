@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -22,8 +23,9 @@ from hvd_sparse.exchange.interval import Report
 STRETCH_STEPS, STRETCH_INTERVALS = 64, 4
 # The loss has risen if it is above the lowest by so many standard errors, and by this fraction.
 _ERRORS, _RISE = 3.0, 0.02
-# Differences have exploded if they are so many times as large as their median.
-_EXPLOSION, _FEWEST = 8.0, 4
+# Differences have exploded if they are so many times as large as the median of the last intervals:
+# of that many, and of so many at least.
+_EXPLOSION, _LAST, _FEWEST = 8.0, 64, 4
 
 
 class _Stretch(NamedTuple):
@@ -51,7 +53,7 @@ class LearningGuard:
         self._losses: list[float] = []  # means of the intervals of this stretch
         self._steps = 0  # local steps of this stretch
         self._lowest: _Stretch | None = None
-        self._moves: list[float] = []  # norms of differences, over the learning rate
+        self._moves: deque[float] = deque(maxlen=_LAST)  # norms, over the learning rate
         self._rate = 0.0  # at the last meeting
         self._is_new = False  # the plan, in whose first stretch old residuals arrive
 
@@ -65,7 +67,8 @@ class LearningGuard:
 
     def begin_plan(self) -> None:
         """Forgets what depends on the number of local steps."""
-        self._losses, self._steps, self._moves, self._is_new = [], 0, [], True
+        self._losses, self._steps, self._is_new = [], 0, True
+        self._moves.clear()
 
     def _explosion(self, reports: Sequence[Report]) -> str | None:
         rate = max(reports[0].rate, self._rate)  # it may have fallen within the interval
@@ -106,7 +109,7 @@ class LearningGuard:
     def load(self, state: GuardState) -> None:
         """Restores what `state` returned."""
         losses, self._steps, lowest, moves, self._rate, self._is_new = state
-        self._losses, self._moves = list(losses), list(moves)
+        self._losses, self._moves = list(losses), deque(moves, maxlen=_LAST)
         self._lowest = None if lowest is None else _Stretch(*lowest)
 
 

@@ -129,13 +129,11 @@ class TunerOverTime:
             reports: The reports of all ranks, in rank order.
         """
         self._intervals += 1
-        step, total = (
-            max(one.step for one in reports),
-            max(one.step + one.waited for one in reports),
-        )
+        step = max(report.step for report in reports)
+        whole = max(report.step + report.waited for report in reports)
         # The others wait for the rank that comes last, whose exchange is the shortest.
         took = min(report.meeting for report in reports)
-        self._seen.append((step, max(0.0, total - step), took))
+        self._seen.append((step, whole - step, took))
         is_first = self._intervals == 1
         reason = None if is_first else self._guard.end_interval(reports)
         if reason is not None and self._step_back(reason):
