@@ -182,14 +182,22 @@ class Dense(Through):
         super().__init__(setup, hvd.Compression.fp16 if fp16 else hvd.Compression.none)
 
 
-def report_of(optimizer: Any) -> dict[str, Any]:
-    """The summary and the tuning of an optimizer's exchange."""
-    told: dict[str, Any] = {"summary": optimizer.exchange.summary()}
-    tuned = optimizer.exchange.tuning
-    return told if tuned is None else told | {"tuning": str(tuned)}
+class Exchanging(Learner):
+    """A learner whose optimizer has an exchange of hvd_sparse."""
+
+    def step(self, batch: Batch) -> torch.Tensor:
+        loss = super().step(batch)
+        if self.is_local:
+            self.optimizer.exchange.report_loss(loss)
+        return loss
+
+    def report(self) -> dict[str, Any]:
+        exchange = self.optimizer.exchange
+        told: dict[str, Any] = {"summary": exchange.summary()}
+        return told if exchange.tuning is None else told | {"tuning": str(exchange.tuning)}
 
 
-class Sparse(Through):
+class Sparse(Exchanging, Through):
     """A compression of hvd_sparse.
 
     Args:
@@ -208,12 +216,6 @@ class Sparse(Through):
         super().__init__(setup, compression, has_momentum=not compression.feedback.own_momentum)
         self.is_local = compression.is_local
 
-    def step(self, batch: Batch) -> torch.Tensor:
-        loss = super().step(batch)
-        if self.is_local:
-            self.optimizer.exchange.report_loss(loss)
-        return loss
-
     def update(self) -> None:
         super().update()
         last = self.optimizer.exchange.stats.last
@@ -221,9 +223,6 @@ class Sparse(Through):
             self.facts = {"density": last.density_reached}
             if last.quality is not None and last.quality.compression_error is not None:
                 self.facts["share"] = 1 - last.quality.compression_error
-
-    def report(self) -> dict[str, Any]:
-        return report_of(self.optimizer)
 
 
 class Average(OverHorovod):
@@ -284,7 +283,7 @@ class DDP(OverGloo):
         return self._wrapped(inputs)
 
 
-class Hooked(DDP):
+class Hooked(Exchanging, DDP):
     """DDP with a compression of hvd_sparse.
 
     Args:
@@ -299,12 +298,3 @@ class Hooked(DDP):
         compression = compression_of(mode)
         self.is_local = compression.is_local
         attach(self._wrapped, self.optimizer, compression)
-
-    def step(self, batch: Batch) -> torch.Tensor:
-        loss = super().step(batch)
-        if self.is_local:
-            self.optimizer.exchange.report_loss(loss)
-        return loss
-
-    def report(self) -> dict[str, Any]:
-        return report_of(self.optimizer)

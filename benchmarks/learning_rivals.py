@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from gloo_world import address_of
-from learning_methods import DDP, OverGloo, Setup
+from learning_methods import DDP, Alone, Setup
 from learning_tasks import Batch
 from torch import nn
 
@@ -74,7 +74,7 @@ class PostLocal(DDP):
     is_local = True
 
 
-class TorchFT(OverGloo):
+class TorchFT(Alone):
     """torchft's DiLoCo, whole or streaming: ranks meet after some steps, with an outer optimizer.
 
     Each rank is a replica of its own, and rank 0 has the lighthouse. Sums go over torchft's Gloo,
@@ -88,8 +88,6 @@ class TorchFT(OverGloo):
         lr: Outer learning rate.
         momentum: Outer momentum, Nesterov's.
     """
-
-    is_local = True
 
     def __init__(
         self,
@@ -106,7 +104,6 @@ class TorchFT(OverGloo):
         from torchft.local_sgd import DiLoCo
 
         super().__init__(setup)
-        self.optimizer = setup.task.optimizer(setup.model.parameters(), setup.rate)
         patience = timedelta(seconds=300)
         rank, size = self._dist.get_rank(), self._dist.get_world_size()
         address = address_of(os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
