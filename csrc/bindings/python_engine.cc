@@ -161,9 +161,12 @@ void BindEngine(py::module_& m) {
           },
           py::arg("gradient"), py::kw_only(), py::arg("finite"))
       .def("wait", &BoundEngine::Wait)
+      .def_property_readonly("problem",
+                             [](const BoundEngine& self) { return self.engine().Problem(); })
       .def(
-          "commit", [](const BoundEngine& self) { self.engine().Commit(); },
-          py::call_guard<gil_scoped_release>())
+          "commit",
+          [](const BoundEngine& self, const std::string& refuse) { self.engine().Commit(refuse); },
+          py::arg("refuse") = "", py::call_guard<gil_scoped_release>())
       .def("commit_part", &BoundEngine::CommitPart, py::arg("ops"))
       .def_property_readonly("came", [](const BoundEngine& self) { return self.engine().Came(); })
       .def("samples", &BoundEngine::Samples)

@@ -300,6 +300,15 @@ void Exchange::CommitBuckets(const std::vector<int>& buckets) {
   refusal.ThrowIfAny("part of the step");
 }
 
+std::string Exchange::Problem() const {
+  const std::lock_guard lock(mutex_);
+  std::string problem;
+  for (const auto& slot : slots_) {
+    if (problem.empty() && slot->state == State::kArrived) problem = slot->bucket->Problem();
+  }
+  return problem;
+}
+
 void Exchange::Commit(const std::string& refuse) {
   Refusal refusal;
   {

@@ -94,6 +94,11 @@ class Exchange {
   /// others go on. Throws NonFinite as Commit does, for these buckets alone.
   void CommitBuckets(const std::vector<int>& buckets);
 
+  /// Returns why no rank will apply the step, once Wait has returned true for every started bucket:
+  /// a gradient or a sum that is not finite, or of which a sum is. Empty: there is no such reason.
+  /// Equal on all ranks.
+  std::string Problem() const;
+
   /// Commits the rest of the step, once Wait has returned true for every started bucket.
   ///
   /// Throws NonFinite, on every rank alike, if a gradient or a sum was not finite, or if `refuse`

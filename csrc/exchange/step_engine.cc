@@ -292,13 +292,21 @@ std::set<int> StepEngine::BucketsOf(const std::vector<int>& ops) const {
   return buckets;
 }
 
-bool StepEngine::Commit() {
+std::string StepEngine::Problem() const {
+  const std::string problem = exchange_->Problem();
+  const std::lock_guard lock(mutex_);
+  return problem.empty() ? sums_problem_ : problem;
+}
+
+bool StepEngine::Commit(std::string_view refuse) {
   std::string problem;
+  bool sums_are_finite = true;
   {
     const std::lock_guard lock(mutex_);
     Require(begun_ && (Complete() || !check_finite_) && watched_ == next_,
             "a step is committed once all its ops were handed over and have arrived");
-    problem = sums_problem_;
+    sums_are_finite = sums_problem_.empty();
+    problem = sums_are_finite ? std::string(refuse) : sums_problem_;
   }
   try {
     kernels_.Follow(nullptr);
@@ -306,7 +314,7 @@ bool StepEngine::Commit() {
   } catch (...) {
     const Error error = EndByCaught("the end of a step");
     if (error.kind() != ErrorKind::kNonFinite) throw error;
-    Refuse(problem.empty());
+    Refuse(sums_are_finite);
     if (rules_.non_finite == NonFinite::kMark) return false;
     throw error;
   }

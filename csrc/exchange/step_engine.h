@@ -127,10 +127,15 @@ class StepEngine {
   /// Like Wait, for the buckets of some ops alone, which were all started.
   bool WaitFor(const std::vector<int>& ops, double seconds);
 
+  /// Returns why Commit will refuse the step, equal on all ranks; empty if it will not. Called once
+  /// all ops were handed over and have arrived.
+  std::string Problem() const;
+
   /// Commits the step, all of whose ops were handed over and have arrived. If a gradient or a sum
-  /// was not finite, throws NonFinite, on every rank alike, and nothing was applied; or, if the
-  /// rules say so, marks the gradients and returns false. Returns true if the step was applied.
-  bool Commit();
+  /// was not finite, or `refuse` is not empty (on all ranks alike), throws NonFinite, on every rank
+  /// alike, and nothing was applied; or, if the rules say so, marks the gradients and returns
+  /// false. Returns true if the step was applied.
+  bool Commit(std::string_view refuse = {});
 
   /// Commits what belongs to some ops, all or nothing: their buckets, which have arrived, or, if
   /// they are sent dense, the ops alone, whose sums were reported since the part before; without
