@@ -38,6 +38,7 @@ from hvd_sparse.tuning.stages import Stage, Tuning
 _MARGIN = 0.03
 # Multiple of the intervals so far after which another plan is made.
 _GROWTH = 4
+_SEEN = 256  # intervals whose times are kept: enough for medians
 # Fraction of a step from which on the slowest rank's wait for a meeting shows a lag.
 _WAITS = 0.05
 # Limits of what was `Observed`, since a single measurement may be an outlier.
@@ -133,7 +134,7 @@ class TunerOverTime:
         whole = max(report.step + report.waited for report in reports)
         # The others wait for the rank that comes last, whose exchange is the shortest.
         took = min(report.meeting for report in reports)
-        self._seen.append((step, whole - step, took))
+        self._seen = [*self._seen[1 - _SEEN :], (step, whole - step, took)]
         is_first = self._intervals == 1
         reason = None if is_first else self._guard.end_interval(reports)
         if reason is not None and self._step_back(reason):
