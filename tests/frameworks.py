@@ -115,6 +115,9 @@ class Framework(ABC):
         size: Number of ranks.
         everyone: Horovod's process set of all ranks.
         refusal: Type of the error of a refused step.
+        loads_whole: True if a load reads the state of any compression, and leaves all as it was if
+            that is refused.
+        scalar: Shape of a parameter with one entry and as few dimensions as there may be.
         scales_passes: True if the loss of several passes per step can be scaled.
         fuses: True if the bits of a dense sum may depend on what is summed with it: with more than
             two ranks, its place in a message says in which order these are added up.
@@ -135,6 +138,8 @@ class Framework(ABC):
     scales_passes: bool = True
     fuses: bool = False
     tells_faults: bool = True
+    scalar: tuple[int, ...] = ()
+    loads_whole: bool = True
     scales_narrow: bool = True
     shares_residuals: bool = True
     undoes_skipped: bool = False

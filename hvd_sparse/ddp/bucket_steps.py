@@ -17,10 +17,10 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_sparse.errors import GradientInFlightError, HvdSparseError, NonFiniteGradientError
+from hvd_sparse.errors import HvdSparseError, NonFiniteGradientError
+from hvd_sparse.pytorch.backward_steps import BackwardSteps
 from hvd_sparse.pytorch.gradient_exchange import Phase
 from hvd_sparse.pytorch.host import Link
-from hvd_sparse.pytorch.plain_steps import PlainSteps
 from hvd_sparse.pytorch.renewal import Renewal
 from hvd_sparse.pytorch.settings import Settings
 from hvd_sparse.pytorch.slots import DeliveredSlot
@@ -28,15 +28,19 @@ from hvd_sparse.pytorch.slots import DeliveredSlot
 BucketFuture = Future[torch.Tensor]
 
 
-class BucketSteps(PlainSteps):
+class BucketSteps(BackwardSteps):
     """Steps with the gradients of one DDP module, which are averages after loss.backward()."""
 
     slot_type = DeliveredSlot
+    incomplete = (
+        ", or that did not compute a gradient for every parameter: DistributedDataParallel waits "
+        "for the rest"
+    )
+    last_pass = "outside of no_sync(), with a gradient for every parameter"
 
     def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, link: Link) -> None:
         super().__init__(optimizer, settings, link)
         self._slot_of = {id(slot.param): slot for slot in self.slots}
-        self._average: tuple[torch.Tensor, int] | None = None
 
     def before_forward(self) -> None:
         """Watches gradients from now on, if a forward pass follows a step that was not applied."""
@@ -76,42 +80,6 @@ class BucketSteps(PlainSteps):
                 grad.copy_(delivered)
             elif delivered.any():
                 slot.param.grad = delivered.clone()
-
-    def note_average(self) -> None:
-        """Remembers the averages as DDP has left them, so that clipping is noticed."""
-        slot = next((slot for slot in self.slots if slot.optimized), None)
-        grad = None if slot is None else slot.param.grad
-        self._average = None if grad is None else (grad, grad._version)
-
-    def synchronize(self) -> None:
-        """Checks, before the optimizer steps, that its gradients are averages.
-
-        Raises:
-            GradientInFlightError: They are this rank's own, or loss.backward() has not ended.
-        """
-        if self.phase is Phase.GATHERING:
-            self.refuse_if_busy(
-                "optimizer.step() was called after a loss.backward() that failed, or that did not "
-                "compute a gradient for every parameter: DistributedDataParallel waits for the rest"
-            )
-        if self.phase is Phase.IDLE:
-            self._check_nothing_new()
-        if self._average is not None:
-            grad, version = self._average
-            if grad._version != version:
-                self.rates.clipping_seen()
-            self._average = None
-
-    def _check_nothing_new(self) -> None:
-        """Refuses a step with gradients that no backward pass has exchanged."""
-        for slot in self.slots:
-            grad = slot.param.grad
-            if slot.optimized and grad is not None and bool(grad.any()):
-                raise GradientInFlightError(
-                    f"optimizer.step() was called with a gradient of '{slot.name}' that was not "
-                    "exchanged since the last step. Run the last loss.backward() before each step "
-                    "outside of no_sync(), with a gradient for every parameter"
-                )
 
 
 class Deliveries:

@@ -271,6 +271,14 @@ class GroupHost:
         """Returns the reduction over the ranks that these options of `attach` ask for."""
         return checked_reduction(**options)
 
+    def of_all_shards(self) -> GroupHost:
+        """Returns this host: models are not sharded."""
+        return self
+
+    def of_this_replica(self) -> GroupHost | None:
+        """Returns None: a replica has one shard."""
+        return None
+
     def require_sums_on(self, device: torch.device, what: str) -> None:
         """Raises UnsupportedError if the group has no backend for a device."""
         if device.type not in _backends_of(self._group):

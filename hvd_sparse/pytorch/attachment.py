@@ -16,6 +16,8 @@ from hvd_sparse.pytorch.parameters import weakly
 from hvd_sparse.pytorch.renewal import Renewal
 from hvd_sparse.pytorch.settings import checked_passes
 
+_WITHOUT = "To go on, leave the residuals out of what is loaded (what was not sent yet is lost)"
+
 
 class _Mode(enum.Enum):
     """What the calls of an optimizer mean."""
@@ -32,6 +34,9 @@ class Attachment:
     Args:
         optimizer: The user's optimizer.
         renewal: Builds and holds the exchange of its gradients.
+
+    Attributes:
+        loss_note: Warns of state dicts without residuals.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, renewal: Renewal) -> None:
@@ -40,7 +45,8 @@ class Attachment:
         self._mode = _Mode.USUAL
         self._stepping = ExitStack()  # the optimizer steps within, and its momentum is hidden
         self._loading: dict[str, Any] | None = None
-        self._loss = state.LossNote()
+        self._apart: dict[str, Any] | None = None  # loaded since the last step; see load_apart()
+        self.loss_note = state.LossNote()
         self._replaced_zero_grad: Callable[..., None] | None = vars(optimizer).get("zero_grad")
 
         hooks.run_first()
@@ -187,6 +193,8 @@ class Attachment:
         if exchange is None:
             return None
         self._stepping.close()  # a failed step leaves it open
+        self._apart = None
+        self.loss_note.step()
         synchronized = self._mode is _Mode.SYNCHRONIZED
         exchange.stepping(synchronized=synchronized)
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -213,6 +221,28 @@ class Attachment:
             self._stepping.close()
             self._active.stepped()
 
+    def apart(self) -> GradientExchange | None:
+        """Returns the exchange, to save or to load its state without the optimizer's."""
+        if self.exchange is not None:
+            self.refuse_if_busy("saving or loading an exchange")
+            self.exchange.settle()
+        self.loss_note.settle()
+        return self.exchange
+
+    def load_apart(self, saved: dict[str, Any]) -> None:
+        """Loads an exchange's state that was saved without the optimizer's.
+
+        The optimizer's own may be loaded after it.
+
+        Raises:
+            CheckpointMismatchError: It does not fit. Nothing has changed.
+        """
+        assert self.exchange is not None
+        state.check(self.exchange, saved, advice=_WITHOUT)
+        self._apart = saved
+        state.load(self.exchange, saved)
+        self.exchange.release()
+
     @property
     def _active(self) -> GradientExchange | None:
         """The exchange, unless it is paused."""
@@ -230,7 +260,7 @@ class Attachment:
         held = self.renewal.held if exchange is None else state.save(exchange)
         if held is not None:
             state_dict[state.KEY] = held
-            self._loss.warn()
+            self.loss_note.note()
         if exchange is not None:
             exchange.momentum.put_into(state_dict, exchange.velocities())
 
@@ -239,9 +269,9 @@ class Attachment:
             return None
         if self.exchange is not None:
             self.refuse_if_busy("load_state_dict()")
-        self._loading = state_dict.get(state.KEY)
+        self._loading = state_dict.get(state.KEY, self._apart)
         if self.exchange is not None and self._loading is None:
-            self._loss.warn()
+            self.loss_note.note()
         if not self.renewal.pending:
             state.check(self.exchange, self._loading)
         elif self._mode is not _Mode.RESTORING:

@@ -272,13 +272,7 @@ def _add(
     """Adds a rank's residuals to the sum; returns the state that all ranks have in common."""
     if saved is None:  # by a single rank, which exchanges nothing
         return None
-    local = saved.get("local")
-    if local is not None and local["amid"]:
-        raise CheckpointMismatchError(
-            f"the checkpoint was saved amid an interval, {local['interval']['taken']} local steps "
-            'after the ranks met, and residuals="spread" would lose these: save after meet(), or '
-            'load with residuals="own" or "reset"'
-        )
+    state.require_met(saved.get("local"))
     require_unit(saved, conditions)
     total.add(saved["layers"], residuals_of(saved))
     return {"step": saved["step"], "lrs": saved["lrs"]}

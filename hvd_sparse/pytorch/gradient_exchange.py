@@ -3,7 +3,8 @@
 In a step, gradients arrive one by one, those that are missing are launched at its end, all are
 waited for, and the step is committed. A subclass says when an optimizer's step goes through these
 phases: plain steps (plain_steps.py), local steps (local_steps.py), steps that do not wait
-(forward.py), and those of a DistributedDataParallel (hvd_sparse/ddp/bucket_steps.py).
+(forward.py), those of a DistributedDataParallel (hvd_sparse/ddp/bucket_steps.py), and of a sharded
+model (hvd_sparse/fsdp/sharded_steps.py).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from hvd_sparse.pytorch.momentum import Momentum
 from hvd_sparse.pytorch.parameters import NamedParameters, weakly
 from hvd_sparse.pytorch.places import measurer_of
 from hvd_sparse.pytorch.settings import Settings
+from hvd_sparse.pytorch.shards import shard_of
 from hvd_sparse.pytorch.slots import Slot
 from hvd_sparse.pytorch.steps import Steps
 from hvd_sparse.state.saved_exchange import conditions_of
@@ -70,6 +72,7 @@ class GradientExchange(ABC):
         link: The connection between the ranks.
         world: The ranks.
         core: The core's exchange between the ranks.
+        named: The parameters that it was given, by name; those without elements here among them.
         parameters: The parameters that are exchanged, by name.
         slots: Their gradients, in order of registration.
         layers: Layers that can be sparse, in the order in which their gradients are expected.
@@ -107,19 +110,19 @@ class GradientExchange(ABC):
         self.rates = LearningRates(optimizer, compression)
         self.momentum = Momentum(optimizer, settings, size=world.size)
         self.stats = Stats()
-        self._known = {id(param) for _, param in named}
+        self.named = named
         device = common_device(named)
         optimized = {id(param) for group in optimizer.param_groups for param in group["params"]}
         self.slots = [
             self.slot_type(name, param, self.passes, optimized=id(param) in optimized)
             for name, param in named
-            if param.numel() > 0
+            if shard_of(param).numel() > 0
         ]
         self.parameters = {slot.name: slot.param for slot in self.slots}
         self.layers = tuple(
             Layer(slot.name, slot.numel)
             for slot in reversed(self.slots)
-            if slot.optimized and compression.takes(slot.param.shape)
+            if slot.optimized and compression.takes(slot.weights.shape)
         )
         self.conditions = conditions_of(compression, local_size=core.local_size, device=str(device))
         large = {layer.name for layer in self.layers}
@@ -151,7 +154,7 @@ class GradientExchange(ABC):
             if slot.at_parameter and slot.param.requires_grad  # launch() hands over the others
         ]
         # The core writes to memory that is freed with this object, so it has to end first.
-        weakref.finalize(self, core.close).atexit = False
+        weakref.finalize(self, link.close).atexit = False
         # A parameter and its hook keep each other alive, in a cycle that no collector sees.
         weakref.finalize(self, hooks.remove, self._hooks).atexit = False
 
@@ -371,14 +374,14 @@ class GradientExchange(ABC):
     def fail(self, reason: str) -> None:
         """Ends the exchange on all ranks; returns once no memory is being written any more."""
         GradientExchange.any_ended_early = True
-        self.core.fail(reason)
+        self.link.fail(reason)
         self.steps.abandon()
 
     def detach(self, reason: str) -> None:
         """Ends the exchange on all ranks, between two steps; accepts no more gradients."""
         self.settle(quietly=True)
         hooks.remove(self._hooks)
-        self.core.fail(reason)
+        self.link.fail(reason)
 
     def close(self) -> None:
         """Ends this rank's part, or in mid-step that of all ranks; accepts no more gradients."""
@@ -386,11 +389,12 @@ class GradientExchange(ABC):
         hooks.remove(self._hooks)
         if self.phase is Phase.GATHERING:
             self.fail("the ranks were shut down, or a state restored, amid a step")
-        self.core.close()
+        self.link.close()
 
     def shares_parameters_with(self, named: NamedParameters) -> bool:
         """Returns true if any of the parameters is exchanged here."""
-        return any(id(param) in self._known for _, param in named)
+        own = {id(param) for _, param in self.named}
+        return any(id(param) in own for _, param in named)
 
     def velocities(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yields each parameter that has a velocity on this rank with that: float32, flat."""

@@ -163,7 +163,7 @@ def check_memory(slot: Slot, in_use: MemoryInUse) -> None:
         slot: The gradient's slot; a missing gradient is created later, and needs no check.
         in_use: The memory of this step's gradients, to which this one's is added.
     """
-    grad = slot.param.grad
+    grad = slot.grad
     if grad is None:
         return
     whose = f"the gradient of '{slot.name}'"

@@ -93,6 +93,12 @@ class TorchHost(Host, Protocol):
             UnsupportedError: A sparse exchange cannot honour an option.
         """
 
+    def of_all_shards(self) -> TorchHost:
+        """Returns the host of all ranks of the model: these, or those of all its shards."""
+
+    def of_this_replica(self) -> TorchHost | None:
+        """Returns the host of the ranks that hold this replica's shards; None if it has one."""
+
     def require_sums_on(self, device: torch.device, what: str) -> None:
         """Raises UnsupportedError if the library cannot sum tensors on a device.
 
@@ -119,6 +125,8 @@ class Link:
         prefix: Prefix of the names of the host's operations, the same on all ranks, unique to the
             optimizer.
         messages: Messages between the ranks.
+        replica: The core's exchange between the ranks that hold this replica's shards, without
+            buckets; None if it has one shard.
     """
 
     world: World
@@ -126,3 +134,33 @@ class Link:
     host: TorchHost
     prefix: str
     messages: Messages
+    replica: Exchange | None = None
+
+    def agreed(self, problem: str) -> str:
+        """Returns why no rank commits a step of its shard; empty if all ranks do. Collective.
+
+        All shards of a replica commit a step, or none does: otherwise they would be of different
+        steps. All replicas have the same reason for a shard.
+
+        Args:
+            problem: The reason of this rank's shard; empty if it has none.
+        """
+        if self.replica is None:
+            return problem
+        rows = self.replica.gather([float(bool(problem))], what="the commit of a step")
+        refusing = [shard for shard, (refuses,) in enumerate(rows) if refuses]
+        if problem or not refusing:
+            return problem
+        return f"a gradient is not finite in shard {refusing[0]} of the model"
+
+    def fail(self, reason: str) -> None:
+        """Ends the exchange on all ranks, and those of this replica's other shards."""
+        self.core.fail(reason)
+        if self.replica is not None:
+            self.replica.fail(reason)
+
+    def close(self) -> None:
+        """Ends this rank's part."""
+        self.core.close()
+        if self.replica is not None:
+            self.replica.close()

@@ -55,7 +55,7 @@ class LocalGradient:
         if limit is not None:
             _clip(grad, limit * scale)
         if decay:
-            grad.add_(slot.param.detach(), alpha=decay * scale)
+            grad.add_(slot.weights, alpha=decay * scale)
 
     def release(self) -> None:
         """Prepares for the next step."""

@@ -34,6 +34,7 @@ from hvd_sparse.pytorch.gradient_exchange import GradientExchange, Phase
 from hvd_sparse.pytorch.host import Link
 from hvd_sparse.pytorch.momentum import ADAMS
 from hvd_sparse.pytorch.settings import Settings
+from hvd_sparse.pytorch.shards import shard_of
 from hvd_sparse.pytorch.slots import DeliveredSlot
 from hvd_sparse.tuning.over_time import TunerOverTime
 from hvd_sparse.tuning.tuner import Tuner
@@ -111,6 +112,7 @@ class LocalSteps(GradientExchange):
         self._refused: NonFiniteGradientError | None = None
         self._awaited: Callable[[], list[list[float]]] | None = None  # the reports
         self._reports: list[list[float]] = []  # of all ranks
+        self._lent: dict[str, torch.Tensor] = {}  # own weights, within common_weights()
         # Of narrow weights, what the next difference is taken from, if not from the common ones.
         self._start: dict[str, torch.Tensor] = {}
 
@@ -208,7 +210,7 @@ class LocalSteps(GradientExchange):
     @torch.no_grad()
     def _note_common(self) -> None:
         for slot in self.slots:
-            param = slot.param.detach()
+            param = slot.weights
             common = self._common.get(slot.name)
             if common is not None and torch.equal(common.to(param.dtype), param):
                 continue
@@ -318,7 +320,7 @@ class LocalSteps(GradientExchange):
         slots = [slot for slot in reversed(self.slots) if names is None or slot.name in names]
         if not slots:
             return
-        params = [slot.param.detach() for slot in slots]
+        params = [slot.weights for slot in slots]
         starts = [self._start_of(slot.name, slot.param.dtype) for slot in slots]
         # One call for all tensors: with many small ones, calls are what a meeting costs.
         differences = torch._foreach_sub(starts, params)
@@ -395,7 +397,7 @@ class LocalSteps(GradientExchange):
 
     def _move(self) -> None:
         """Moves what is in flight to its common weights, and adds what this rank has done since."""
-        params = [self.parameters[name].detach() for name in self._in_flight]
+        params = [shard_of(self.parameters[name]).detach() for name in self._in_flight]
         common = [self._common[name] for name in self._in_flight]
         if not self._taken:
             torch._foreach_copy_(params, common)
@@ -410,7 +412,7 @@ class LocalSteps(GradientExchange):
     def _restore_finite(self) -> None:
         """Replaces weights that are not finite by the common ones, after a refused meeting."""
         for slot in self.slots:
-            param = slot.param.detach()
+            param = slot.weights
             param.copy_(torch.where(param.isfinite(), param, self._common[slot.name]))
 
     def _report(self) -> Callable[[], list[list[float]]]:
@@ -439,17 +441,22 @@ class LocalSteps(GradientExchange):
         if not self._is_apart:
             yield
             return
-        own = {slot.name: slot.param.detach().clone() for slot in self.slots}
+        self._lent = {slot.name: slot.weights.clone() for slot in self.slots}
         self._set(self._common)
         try:
             yield
         finally:
-            self._set(own)
+            self._set(self._lent)
+            self._lent = {}
+
+    def own_weights(self) -> dict[str, torch.Tensor]:
+        """Returns this rank's own weights, also while the parameters have the common ones."""
+        return self._lent or {slot.name: slot.weights for slot in self.slots}
 
     @torch.no_grad()
     def _set(self, weights: Mapping[str, torch.Tensor]) -> None:
         for slot in self.slots:
-            slot.param.copy_(weights[slot.name])
+            slot.weights.copy_(weights[slot.name])
 
     def local_state(self) -> dict[str, Any]:
         """Returns a copy of all state of local steps, of types that torch.load accepts."""
@@ -515,7 +522,7 @@ class LocalSteps(GradientExchange):
             return {}
         adopted = {}
         for slot in self.slots:
-            own = momenta.get(slot.name, torch.zeros(slot.param.shape)).cpu()
+            own = momenta.get(slot.name, torch.zeros(slot.weights.shape)).cpu()
             name = f"{self.link.prefix}.outer.{slot.name}"
             summed = self.link.messages.wait_for(self.link.host.add_up(own.double().numpy(), name))
             adopted[slot.name] = torch.from_numpy(summed).to(_wide(slot.param.dtype))

@@ -10,6 +10,7 @@ import torch
 from hvd_sparse.errors import RanksDisagreeError
 from hvd_sparse.exchange.reduction import Reduction
 from hvd_sparse.pytorch.host import Link
+from hvd_sparse.pytorch.shards import shard_of
 
 
 def moments_of(
@@ -21,7 +22,7 @@ def moments_of(
     exp_avg_sq, momentum_buffer and their kind. Counters of steps are not among them.
     """
     return [
-        value
+        shard_of(value)
         for param in params
         for key, value in sorted(optimizer.state.get(param, {}).items())
         if key != "step"

@@ -29,6 +29,7 @@ from hvd_sparse.compression.parts import MOVE
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.pytorch.parameters import NamedParameters, ParameterGroups, weakly
 from hvd_sparse.pytorch.settings import Settings
+from hvd_sparse.pytorch.shards import like, shard_of
 
 _Group = dict[str, Any]
 
@@ -227,9 +228,11 @@ class Momentum:
             group, state = groups.of(param), state_of(param)
             # Other state begins with the optimizer's first step.
             if group is not None and (state or self._form.is_whole_state):
-                summed = velocity.view(param.shape) * (self._velocities_per_own * _sign_of(group))
+                summed = velocity.view(shard_of(param).shape) * (
+                    self._velocities_per_own * _sign_of(group)
+                )
                 own = (summed + self._decay(group, param)) * self._form.growth(group, state)
-                yield param, {self._form.own: own.to(param.dtype)}
+                yield param, {self._form.own: like(own.to(param.dtype), param)}
 
     @torch.no_grad()
     def begin(self, parameters: Mapping[str, torch.Tensor], step: int) -> dict[str, torch.Tensor]:
@@ -252,7 +255,9 @@ class Momentum:
             own = state.get(self._form.own)
             growth = 0.0 if own is None or group is None else self._form.growth(group, state)
             if own is not None and group is not None and growth:
-                summed = own.detach().to(torch.float32) / growth - self._decay(group, param)
+                summed = shard_of(own).detach().to(torch.float32) / growth - self._decay(
+                    group, param
+                )
                 found[name] = summed.flatten() / (self._velocities_per_own * _sign_of(group))
         if found:
             self._began_at = step
@@ -280,7 +285,7 @@ class Momentum:
             "decoupled_weight_decay", isinstance(self._owner(), torch.optim.AdamW)
         )
         decay = 0.0 if decoupled else float(group["weight_decay"])
-        return decay * param.detach().to(torch.float32) if decay else 0.0
+        return decay * shard_of(param).detach().to(torch.float32) if decay else 0.0
 
 
 def _form_of(optimizer: torch.optim.Optimizer) -> _Form | None:

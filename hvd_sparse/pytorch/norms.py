@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange
+from hvd_sparse.pytorch.shards import shard_of
 
 # Number of entries whose squares are added up in float32, which takes a tenth of the time of
 # float64; the sums of such parts are added up in float64.
@@ -16,7 +17,7 @@ def norms_of(exchange: GradientExchange, optimizer: torch.optim.Optimizer) -> di
     """Returns the norm of this rank's residual, and its ratio to that of averaged gradients."""
     residual = _norm([part for _, part in exchange.steps.state.residuals()])
     gradients = [
-        param.grad
+        shard_of(param.grad)
         for group in optimizer.param_groups
         for param in group["params"]
         if param.grad is not None

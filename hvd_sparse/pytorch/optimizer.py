@@ -188,7 +188,7 @@ def _build(
     plain: type[PlainSteps],
 ) -> GradientExchange:
     global _serial
-    world = host.world()
+    world, everyone = host.world(), host.of_all_shards()
     options: dict[str, str] = {}
     if settings is not None:
         options = settings.describe()
@@ -198,8 +198,8 @@ def _build(
             if plain is not PlainSteps and attachment_of(optimizer) is None:
                 options |= Momentum(optimizer, settings, size=world.size).describe(settings.named)
     _serial = 1 + agree(
-        world,
-        host.ranks,
+        world if everyone is host else everyone.world(),
+        everyone.ranks,
         problem=problem,
         parameters=[] if settings is None else describe(settings.named),
         options=options,
@@ -214,7 +214,13 @@ def _build(
             _live.discard(other)
     prefix = f"hvd_sparse.{_serial}"
     core = Exchange.between_ranks(world, name=f"optimizer {_serial}")
-    link = Link(world, core, host, prefix, Messages(prefix, host=host, exchange=core))
+    messages = Messages(prefix, host=host, exchange=core)
+    siblings = host.of_this_replica()
+    replica = None
+    if siblings is not None:
+        shards = f"the shards of optimizer {_serial}"
+        replica = Exchange.between_ranks(siblings.world(), name=shards)
+    link = Link(world, core, host, prefix, messages, replica)
     kind: type[GradientExchange] = plain
     if settings.compression.is_local:
         kind = LocalSteps

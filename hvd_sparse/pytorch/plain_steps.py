@@ -64,7 +64,7 @@ class PlainSteps(GradientExchange):
             self.refuse_if_busy(
                 "optimizer.step() was called within skip_synchronize(), but not after synchronize()"
             )
-        self._drop(self._missing())
+        self.drop(self._missing())
 
     def update(self) -> None:
         """Makes gradients averages."""
@@ -85,7 +85,7 @@ class PlainSteps(GradientExchange):
     def forget_gradients(self, reason: str) -> None:
         """Lets gradients be zeroed; raises GradientInFlightError if they are being exchanged."""
         self.refuse_if_busy(reason)
-        self._drop()
+        self.drop()
 
     def refuse_if_busy(self, reason: str) -> None:
         """Ends the exchange if gradients have arrived but are not exchanged yet.
@@ -109,7 +109,7 @@ class PlainSteps(GradientExchange):
             self.fail("a module was wrapped anew amid a step")
             self.steps.undo(self.parameters)
             self.release()
-        self._drop()
+        self.drop()
 
     def watch(self) -> None:
         """Looks at the gradients of an exchanged step before backward adds to them, from now on."""
@@ -141,11 +141,11 @@ class PlainSteps(GradientExchange):
         """
         if self.phase is not Phase.EXCHANGED:
             return None
-        kept = next((slot for slot in self.slots if slot.optimized and _is_kept(slot)), None)
-        self._drop(None if kept is None else self._missing())
+        kept = next((slot for slot in self.slots if slot.optimized and is_kept(slot)), None)
+        self.drop(None if kept is None else self._missing())
         return kept
 
-    def _drop(self, slots: Sequence[Slot] | None = None) -> None:
+    def drop(self, slots: Sequence[Slot] | None = None) -> None:
         """Undoes an exchanged step, or its part for some parameters.
 
         Args:
@@ -180,6 +180,7 @@ class PlainSteps(GradientExchange):
         return [slot for slot in self.slots if slot.optimized and slot.param.grad is None]
 
 
-def _is_kept(slot: Slot) -> bool:
-    grad = slot.param.grad
+def is_kept(slot: Slot) -> bool:
+    """Returns true if the program has left a gradient that is not zero."""
+    grad = slot.grad
     return grad is not None and bool(grad.any())

@@ -17,6 +17,7 @@ from hvd_sparse.pytorch.hooks import check_hooks
 from hvd_sparse.pytorch.host import TorchHost
 from hvd_sparse.pytorch.parameters import NamedParameters
 from hvd_sparse.pytorch.places import OnDevice
+from hvd_sparse.pytorch.shards import shard_of
 from hvd_sparse.pytorch.slots import DTYPES
 
 _REFUSED_OPTIMIZERS = {
@@ -169,7 +170,11 @@ def check_dense(settings: Settings, host: TorchHost) -> None:
     """
     compression, device = settings.compression, common_device(settings.named)
     adaptive = compression.adaptive
-    dense = [name for name, one in settings.named if adaptive or not compression.takes(one.shape)]
+    dense = [
+        name
+        for name, one in settings.named
+        if adaptive or not compression.takes(shard_of(one).shape)
+    ]
     if dense:
         preset = type(compression).__name__
         why = f"{preset} measures dense steps first" if adaptive else "it is small"

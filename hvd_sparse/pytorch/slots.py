@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 
 from hvd_sparse.places.buffer import Buffer
+from hvd_sparse.pytorch.shards import like, shard_of
 
 DTYPES = {
     torch.float64: "float64",
@@ -19,12 +20,12 @@ DTYPES = {
 
 
 class Slot:
-    """One parameter, and its gradient while that is in flight.
+    """One parameter, or this rank's shard of it, and its gradient while that is in flight.
 
     Attributes:
         name: Name of the parameter.
         param: The parameter.
-        numel: Elements of the parameter, and so of its gradient.
+        numel: Elements of the shard, and so of its gradient.
         optimized: True if the exchange's own optimizer updates the parameter.
         passes_left: Backward passes that are still to come before the gradient is exchanged.
         work: The contiguous memory that is exchanged; None unless `launched`.
@@ -38,7 +39,7 @@ class Slot:
     ) -> None:
         self.name = name
         self.param = param
-        self.numel = param.numel()
+        self.numel = shard_of(param).numel()
         self.optimized = optimized
         self.passes_left = passes
         self.work: torch.Tensor | None = None
@@ -51,6 +52,17 @@ class Slot:
         """True while the gradient is being exchanged or awaits the optimizer's step."""
         return self.work is not None
 
+    @property
+    def weights(self) -> torch.Tensor:
+        """This rank's shard of the parameter, without a graph."""
+        return shard_of(self.param).detach()
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """This rank's shard of the gradient at the parameter, if there is one."""
+        grad = self.param.grad
+        return None if grad is None else shard_of(grad)
+
     def note_arrival(self) -> None:
         """Records that a gradient has been computed from the parameter's present value."""
         self._param_version = self.param._version
@@ -62,8 +74,9 @@ class Slot:
     def gradient(self) -> torch.Tensor:
         """Returns the gradient; creates one of zeros if it is missing."""
         if self.param.grad is None:
-            self.param.grad = torch.zeros_like(self.param, memory_format=torch.contiguous_format)
-        return self.param.grad
+            zeros = torch.zeros_like(self.weights, memory_format=torch.contiguous_format)
+            self.param.grad = like(zeros, self.param)
+        return shard_of(self.param.grad)
 
     def take(self, *, wide: bool = False) -> torch.Tensor:
         """Begins the exchange of the gradient; a missing one counts as zero.
@@ -93,7 +106,7 @@ class Slot:
         """Returns how the gradient was changed after `take`, or None if it was not."""
         if self.param.grad is None:
             return "was set to None"
-        if self.param.grad is not self._grad:
+        if self._grad is None or self.grad is not self._grad:
             return "was replaced"
         if self._grad.data_ptr() != self._address or self._grad.numel() != self.numel:
             return "was given other memory"

@@ -13,6 +13,7 @@ from hvd_sparse.log import logger
 from hvd_sparse.planning.over_time import PlanOverTime
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange
 from hvd_sparse.pytorch.local_steps import LocalSteps
+from hvd_sparse.pytorch.shards import shard_of
 from hvd_sparse.state.saved_exchange import (
     mismatch_of,
     mismatch_of_unit,
@@ -53,26 +54,50 @@ class LossNote:
 
     Its state_dict module keeps "state" and "param_groups" of an optimizer's state, by parameter and
     as one state of all ranks, and drops the rest without a word.
+
+    Attributes:
+        may_be_apart: True if the exchange's state can be saved beside the optimizer's. Then the
+            warning waits for the next step.
     """
 
     def __init__(self) -> None:
-        self._told = False
+        self.may_be_apart = False
+        self._told = self._is_due = False
 
-    def warn(self) -> None:
-        """Logs the warning if that module is among the callers."""
+    def note(self) -> None:
+        """Notes that state is saved or loaded; warns if that module is among the callers."""
         frame = None if self._told else sys._getframe(1)
         while frame is not None:
             if frame.f_globals.get("__name__") == "torch.distributed.checkpoint.state_dict":
-                self._told = True
-                logger.warning(
-                    "get_optimizer_state_dict() and set_optimizer_state_dict() of "
-                    "torch.distributed.checkpoint leave out what hvd_sparse keeps of an optimizer: "
-                    "residuals, velocities, thresholds and plan are not in such a state dict, and "
-                    "loading one empties the residuals. save_checkpoint() keeps them, as do the "
-                    "optimizer's own state_dict() and load_state_dict() on every rank"
-                )
+                self._is_due = True
+                if not self.may_be_apart:
+                    self.step()
                 return
             frame = frame.f_back
+
+    def settle(self) -> None:
+        """Notes that the exchange's state is saved or loaded by itself."""
+        self._is_due = False
+
+    def step(self) -> None:
+        """Logs the warning, if it is due."""
+        if not self._is_due:
+            return
+        self._is_due, self._told = False, True
+        keeps = (
+            "Pass the exchange itself to torch.distributed.checkpoint, too: "
+            '{"model": ..., "optimizer": ..., "residuals": optimizer.exchange}'
+            if self.may_be_apart
+            else "save_checkpoint() keeps them, as do the optimizer's own state_dict() and "
+            "load_state_dict() on every rank"
+        )
+        logger.warning(
+            "get_optimizer_state_dict() and set_optimizer_state_dict() of "
+            "torch.distributed.checkpoint leave out what hvd_sparse keeps of an optimizer: "
+            "residuals, velocities, thresholds and plan are not in such a state dict, and loading "
+            "one empties the residuals. %s",
+            keeps,
+        )
 
 
 def without_residuals(state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -233,7 +258,7 @@ def _mismatch(exchange: GradientExchange | None, saved: dict[str, Any]) -> str |
     if mismatch is not None:
         return mismatch
     assert exchange is not None
-    numels = {name: param.numel() for name, param in exchange.parameters.items()}
+    numels = {name: shard_of(param).numel() for name, param in exchange.parameters.items()}
     for parts, numel_of, what, why in (
         (saved["residuals"], layers, "residual", ""),
         (saved.get("velocities", {}), numels, "velocity", ", or of another model"),
@@ -244,6 +269,16 @@ def _mismatch(exchange: GradientExchange | None, saved: dict[str, Any]) -> str |
                 return f"the saved {what} of '{name}' is damaged{why}"
     mismatch = _mismatch_of_interval(exchange, saved.get("local"), numels)
     return mismatch or mismatch_of_unit(saved, exchange.conditions)
+
+
+def require_met(local: dict[str, Any] | None) -> None:
+    """Raises CheckpointMismatchError if the state of local steps was saved amid an interval."""
+    if local is not None and local["amid"]:
+        raise CheckpointMismatchError(
+            f"the checkpoint was saved amid an interval, {local['interval']['taken']} local steps "
+            'after the ranks met, and residuals="spread" would lose these: save after meet(), or '
+            'load with residuals="own" or "reset"'
+        )
 
 
 def _mismatch_of_interval(

@@ -86,6 +86,7 @@ class Steps:
         self._core_takes_part = False  # a sparse bucket, a residual or a velocity does
         self._used: list[int] = []  # ops, in the order in which parts of this step were completed
         self._stats: tuple[_core.BucketStats, ...] = ()  # of the last step
+        self._sum_problem = ""  # of this step, where the core takes no part in it
         sparse = {layer.parameter for layer in layers}
         # A gradient that is always sent dense has an op, too, if it has a velocity.
         self._velocity_only = [
@@ -207,6 +208,7 @@ class Steps:
         if names is not None:
             self._taking = [one for one in self._handovers if one.slots[0].name in names]
             ops = {op for one in self._taking for op in one.ops}
+        self._sum_problem = ""
         with self._core.acknowledging():
             self._core_takes_part = self._engine.begin(
                 residual=buffer_of(now.residual),
@@ -247,13 +249,13 @@ class Steps:
             if handover.missing == 0:
                 self._hand_over(handover)
 
-    def flush(self, buffer: torch.Tensor) -> None:
+    def flush(self, buffer: torch.Tensor | None) -> None:
         """Sends the dense gradients that have arrived, or lets them wait for more.
 
         A sparse step has few of them, which are summed together at its end.
 
         Args:
-            buffer: Memory that gradients share; see `DenseReducer.flush`.
+            buffer: Memory that gradients share, if they do; see `DenseReducer.flush`.
         """
         if self._buckets.choices and self.dense.waiting_bytes < _DENSE_BYTES:
             return
@@ -303,19 +305,26 @@ class Steps:
     @property
     def _summed(self) -> Callable[[str, bool], None] | None:
         """Takes the host's sums: their gradient's name, and whether they are finite."""
-        if not self._core_takes_part:
-            return None
-        return lambda gradient, finite: self._engine.summed(gradient, finite=finite)
+        if self._core_takes_part:
+            return lambda gradient, finite: self._engine.summed(gradient, finite=finite)
+        return None if self._link.replica is None else self._note_sum
+
+    def _note_sum(self, gradient: str, finite: bool) -> None:
+        if not finite:
+            self._sum_problem = f"the sum of the gradients of '{gradient}' is not finite"
 
     def commit(self) -> None:
-        """Commits the step, all of whose gradients were waited for.
+        """Commits the step, all of whose gradients were waited for; other shards' with it.
 
         Raises:
             NonFiniteGradientError: On every rank alike. Nothing was applied, and the residuals keep
                 every finite entry of the gradients, but for those that let a sum overflow.
         """
+        refuse = ""
+        if self._link.replica is not None:
+            refuse = self._link.agreed(self._sum_problem or self._engine.problem)
         with self._core.acknowledging():
-            self._engine.commit()
+            self._engine.commit(refuse)
 
     def parts(self) -> list[Part]:
         """Returns the parts of a step, all of whose gradients were launched."""

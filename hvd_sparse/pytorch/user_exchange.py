@@ -20,6 +20,7 @@ from hvd_sparse.pytorch.host import TorchHost
 from hvd_sparse.pytorch.local_steps import LocalSteps
 from hvd_sparse.pytorch.norms import norms_of
 from hvd_sparse.pytorch.parameters import check_kind, weakly
+from hvd_sparse.pytorch.shards import shard_of
 from hvd_sparse.state.inheritance import checked_policy
 from hvd_sparse.stats.metrics import ScalarWriter, Sink, metrics_of, sink_of, summary_of
 from hvd_sparse.stats.step_stats import Stats
@@ -117,7 +118,7 @@ class TorchExchange(ABC):
         if exchange is None:
             return "one rank has nobody to exchange gradients with"
         groups = self._owner().param_groups
-        params = [param for group in groups for param in group["params"]]
+        params = [shard_of(param) for group in groups for param in group["params"]]
         dense_bytes = sum(param.numel() * param.element_size() for param in params)
         return summary_of(exchange.stats, dense_bytes=dense_bytes, size=exchange.world.size)
 

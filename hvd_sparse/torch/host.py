@@ -103,6 +103,13 @@ class HorovodHost:
         """Returns the reduction that these options of DistributedOptimizer ask for."""
         return checked_reduction(hvd, **options)
 
+    def of_all_shards(self) -> HorovodHost:
+        """Returns this host: models are not sharded."""
+        return self
+
+    def of_this_replica(self) -> None:
+        """Returns None: a replica has one shard."""
+
     def require_sums_on(self, device: torch.device, what: str) -> None:
         """Raises UnsupportedError if this Horovod was not built for a device.
 

@@ -86,7 +86,12 @@ def test_density_one_sends_the_exact_sum(framework, name, op):
 
 
 def test_small_and_1d_parameters_are_sent_dense_and_have_no_residual(framework):
-    shapes = {"matrix": (50, 40), "small": (5, 5), "long_vector": (4000,), "scalar": ()}
+    shapes = {
+        "matrix": (50, 40),
+        "small": (5, 5),
+        "long_vector": (4000,),
+        "scalar": framework.scalar,
+    }
     model = framework.model(TopK(density=0.01, layers=Layers(min_numel=100)), shapes)
     gradients = framework.integer_gradients(0, shapes)
     results = model.step(gradients)
@@ -100,7 +105,13 @@ def test_small_and_1d_parameters_are_sent_dense_and_have_no_residual(framework):
 
 
 def test_a_dense_sum_takes_tensors_of_any_size_and_of_any_dimensions(framework):
-    shapes = {"matrix": (50, 40), "small": (5, 5), "vector": (70,), "one": (1,), "scalar": ()}
+    shapes = {
+        "matrix": (50, 40),
+        "small": (5, 5),
+        "vector": (70,),
+        "one": (1,),
+        "scalar": framework.scalar,
+    }
     model = framework.model(Dense(), shapes)
     gradients = framework.integer_gradients(0, shapes)
     exact = framework.totals(gradients)

@@ -352,7 +352,7 @@ def test_a_plan_over_time_is_made_from_measured_times(framework):
     plan = model.tuning().over_time
     assert 0 < plan.compute_seconds < 1
     assert plan.chosen.density >= 0.05
-    assert plan.slowdown >= 1
+    assert plan.slowdown >= plan.steps
     before = model.weights()
     model.replan()
     assert model.local_steps() == 8
@@ -647,6 +647,8 @@ def test_a_density_that_is_low_for_several_steps_is_told_of_once(framework, capl
 @pytest.mark.parametrize("policy", ["own", "spread"])
 @pytest.mark.parametrize("unit", ["differences of weights", "gradients"])
 def test_residuals_of_the_other_unit_are_refused(framework, folder, policy, unit):
+    if unit == "gradients" and not framework.loads_whole:
+        pytest.skip("what is saved lacks parts that local steps have")
     alone, together = (
         replace(SPARSE, feedback=replace(SPARSE.feedback, momentum="keep")),
         TopK(feedback=Feedback(momentum="keep"), **FIXED),
@@ -655,11 +657,13 @@ def test_residuals_of_the_other_unit_are_refused(framework, folder, policy, unit
     model, twin = new(framework, theirs), new(framework, ours)
     interval(framework, model, 0)
     model.save(folder)
-    with pytest.raises(CheckpointMismatchError, match=f'hold {unit}, .*residuals="reset"'):
+    advice = '(residuals="reset"|leave the residuals out)'
+    with pytest.raises(CheckpointMismatchError, match=f"hold {unit}, .*{advice}"):
         twin.load(folder, residuals=policy)
-    assert not any_entry(twin.weights())
+    assert not (framework.loads_whole and any_entry(twin.weights()))
     twin.load(folder, residuals="reset")
     assert same(twin.weights(), model.weights())
-    twin.save(folder)
-    model.load(folder)  # zeros have no unit
-    assert not any_entry(model.residuals())
+    if framework.loads_whole:
+        twin.save(folder)
+        model.load(folder)  # zeros have no unit
+        assert not any_entry(model.residuals())
