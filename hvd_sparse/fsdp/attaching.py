@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from hvd_sparse.fsdp.host import ShardHost
 from hvd_sparse.fsdp.sharded_steps import ShardedSteps
 from hvd_sparse.fsdp.user_exchange import Exchange
 from hvd_sparse.pytorch.optimizer import connect
-from hvd_sparse.pytorch.parameters import check_kind
+from hvd_sparse.pytorch.parameters import NamedParameters, check_kind
 from hvd_sparse.pytorch.settings import Settings
 
 
@@ -84,7 +85,7 @@ def attach(
             gradient_predivide_factor=gradient_predivide_factor,
             grad_scaler=grad_scaler,
         )
-        _check_compression(settings.compression, mesh)
+        _check_compression(settings.compression, mesh, settings.named)
         return settings
 
     attachment = connect(optimizer, prepare, host=host, plain=ShardedSteps, again=True)
@@ -101,16 +102,17 @@ def attach(
     return handle
 
 
-def _check_compression(compression: Compression, mesh: Mesh) -> None:
+def _check_compression(compression: Compression, mesh: Mesh, named: NamedParameters) -> None:
     """Raises UnsupportedError for what the shards of a replica would do differently."""
     if mesh.shards == 1:
         return
-    every = compression.local_steps.every if compression.is_local else 1
-    if not isinstance(every, int):
-        raise UnsupportedError(
-            f"local_steps must be a number on a mesh of {mesh.shards} shards, which could differ "
-            f"in what they choose, got {every!r}"
-        )
+    for name, param in named if compression.is_local else ():
+        rows = param.shape[0]
+        if math.ceil(rows / math.ceil(rows / mesh.shards)) < mesh.shards:
+            raise UnsupportedError(
+                f"local steps need a part of '{name}' in each of {mesh.shards} shards, and it has "
+                f"{rows} rows"
+            )
     if compression.feedback.clip_norm is not None:
         raise UnsupportedError(
             f"clip_norm must be None on a mesh of {mesh.shards} shards, where a rank knows the "

@@ -13,6 +13,7 @@ from hvd_sparse.exchange.messages import Messages
 from hvd_sparse.exchange.reduction import Reduction
 from hvd_sparse.places.buffer import BYTES
 from hvd_sparse.places.place import Place
+from hvd_sparse.pytorch.replica import Replica
 from hvd_sparse.ranks.host import Host, Pending
 from hvd_sparse.ranks.world import World
 
@@ -125,8 +126,7 @@ class Link:
         prefix: Prefix of the names of the host's operations, the same on all ranks, unique to the
             optimizer.
         messages: Messages between the ranks.
-        replica: The core's exchange between the ranks that hold this replica's shards, without
-            buckets; None if it has one shard.
+        replica: The ranks that hold the shards of this replica; None if it has one.
     """
 
     world: World
@@ -134,27 +134,10 @@ class Link:
     host: TorchHost
     prefix: str
     messages: Messages
-    replica: Exchange | None = None
-
-    def agreed(self, problem: str) -> str:
-        """Returns why no rank commits a step of its shard; empty if all ranks do. Collective.
-
-        All shards of a replica commit a step, or none does: otherwise they would be of different
-        steps. All replicas have the same reason for a shard.
-
-        Args:
-            problem: The reason of this rank's shard; empty if it has none.
-        """
-        if self.replica is None:
-            return problem
-        rows = self.replica.gather([float(bool(problem))], what="the commit of a step")
-        refusing = [shard for shard, (refuses,) in enumerate(rows) if refuses]
-        if problem or not refusing:
-            return problem
-        return f"a gradient is not finite in shard {refusing[0]} of the model"
+    replica: Replica | None = None
 
     def fail(self, reason: str) -> None:
-        """Ends the exchange on all ranks, and those of this replica's other shards."""
+        """Ends the exchange on all ranks, and on those of this replica's other shards."""
         self.core.fail(reason)
         if self.replica is not None:
             self.replica.fail(reason)

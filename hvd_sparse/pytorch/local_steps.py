@@ -21,7 +21,7 @@ import torch
 from hvd_sparse import log
 from hvd_sparse.compression import Compression
 from hvd_sparse.compression.base import SparseCompression
-from hvd_sparse.compression.buckets import fragments_of
+from hvd_sparse.compression.buckets import Layer, fragments_of
 from hvd_sparse.compression.local_steps import AVERAGED, LR_SCALE, MOST_LR_SCALE, Outer
 from hvd_sparse.compression.parts import AUTO
 from hvd_sparse.errors import NonFiniteGradientError
@@ -84,7 +84,7 @@ class LocalSteps(GradientExchange):
             all_tensors = replace(differences.layers, min_numel=0)
             differences = replace(differences, warmup=None, layers=all_tensors)
         own = replace(settings, compression=differences, named=named, grad_scaler=None)
-        self._given = compression
+        self._given, self._differences = compression, differences
         super().__init__(optimizer, own, link)
         self.joining: Joining | None = None
         is_rank0 = link.world.rank == 0
@@ -118,20 +118,26 @@ class LocalSteps(GradientExchange):
 
     def _names_by_fragment(self) -> list[set[str]]:
         """Returns the parameters of each fragment; a small one joins that of the one before it."""
-        groups = fragments_of(self.layers, self._options.fragments)
+        # By the sizes of whole parameters, since all shards of one meet together.
+        whole = [(name, param) for name, param in reversed(self.named) if param.numel() > 0]
+        takes = self._differences.takes
+        large = [Layer(name, param.numel()) for name, param in whole if takes(param.shape)]
+        groups = fragments_of(large, self._options.fragments)
         number_of = {layer.name: number for number, group in enumerate(groups) for layer in group}
         names: list[set[str]] = [set() for _ in range(max(1, len(groups)))]
         number = 0
-        for slot in reversed(self.slots):
-            number = number_of.get(slot.name, number)
-            names[number].add(slot.name)
+        for name, _ in whole:
+            number = number_of.get(name, number)
+            names[number].add(name)
         return names
 
     def _new_tuner(self, compression: Compression) -> Tuner | TunerOverTime | None:
         if not self.layers or not _plans_over_time(compression):
             return super()._new_tuner(compression)
         given = replace(compression, layers=self._given.layers)
-        return self._measurer.tuner_over_time(self.layers, given)
+        replica = self.link.replica
+        agreed = None if replica is None else replica.of_first_shard
+        return self._measurer.tuner_over_time(self.layers, given, agreed=agreed)
 
     @property
     def _planned(self) -> PlanOverTime | None:
@@ -433,7 +439,8 @@ class LocalSteps(GradientExchange):
         with self.ending():
             reports = awaited()
             self.interval.check(reports)
-        return reports
+            replica = self.link.replica
+            return reports if replica is None else replica.of_all_shards(reports)
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:

@@ -28,6 +28,7 @@ from hvd_sparse.pytorch.parameters import (
 )
 from hvd_sparse.pytorch.plain_steps import PlainSteps
 from hvd_sparse.pytorch.renewal import Renewal
+from hvd_sparse.pytorch.replica import Replica
 from hvd_sparse.pytorch.settings import Settings, check_dense, check_devices, check_parameter
 from hvd_sparse.ranks.agreement import agree, kind_of_device
 from hvd_sparse.ranks.world import in_elastic_job
@@ -218,8 +219,9 @@ def _build(
     siblings = host.of_this_replica()
     replica = None
     if siblings is not None:
-        shards = f"the shards of optimizer {_serial}"
-        replica = Exchange.between_ranks(siblings.world(), name=shards)
+        shards = siblings.world()
+        name = f"the shards of optimizer {_serial}"
+        replica = Replica(shards, Exchange.between_ranks(shards, name=name))
     link = Link(world, core, host, prefix, messages, replica)
     kind: type[GradientExchange] = plain
     if settings.compression.is_local:

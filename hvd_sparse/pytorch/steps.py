@@ -86,7 +86,6 @@ class Steps:
         self._core_takes_part = False  # a sparse bucket, a residual or a velocity does
         self._used: list[int] = []  # ops, in the order in which parts of this step were completed
         self._stats: tuple[_core.BucketStats, ...] = ()  # of the last step
-        self._sum_problem = ""  # of this step, where the core takes no part in it
         sparse = {layer.parameter for layer in layers}
         # A gradient that is always sent dense has an op, too, if it has a velocity.
         self._velocity_only = [
@@ -208,7 +207,6 @@ class Steps:
         if names is not None:
             self._taking = [one for one in self._handovers if one.slots[0].name in names]
             ops = {op for one in self._taking for op in one.ops}
-        self._sum_problem = ""
         with self._core.acknowledging():
             self._core_takes_part = self._engine.begin(
                 residual=buffer_of(now.residual),
@@ -305,13 +303,9 @@ class Steps:
     @property
     def _summed(self) -> Callable[[str, bool], None] | None:
         """Takes the host's sums: their gradient's name, and whether they are finite."""
-        if self._core_takes_part:
-            return lambda gradient, finite: self._engine.summed(gradient, finite=finite)
-        return None if self._link.replica is None else self._note_sum
-
-    def _note_sum(self, gradient: str, finite: bool) -> None:
-        if not finite:
-            self._sum_problem = f"the sum of the gradients of '{gradient}' is not finite"
+        if not self._core_takes_part:
+            return None
+        return lambda gradient, finite: self._engine.summed(gradient, finite=finite)
 
     def commit(self) -> None:
         """Commits the step, all of whose gradients were waited for; other shards' with it.
@@ -320,9 +314,8 @@ class Steps:
             NonFiniteGradientError: On every rank alike. Nothing was applied, and the residuals keep
                 every finite entry of the gradients, but for those that let a sum overflow.
         """
-        refuse = ""
-        if self._link.replica is not None:
-            refuse = self._link.agreed(self._sum_problem or self._engine.problem)
+        replica = self._link.replica
+        refuse = "" if replica is None else replica.agreed(self._engine.problem)
         with self._core.acknowledging():
             self._engine.commit(refuse)
 

@@ -88,13 +88,18 @@ class Measurer:
         )
 
     def tuner_over_time(
-        self, layers: Sequence[Layer], compression: SparseCompression
+        self,
+        layers: Sequence[Layer],
+        compression: SparseCompression,
+        *,
+        agreed: Callable[[str], str] | None = None,
     ) -> TunerOverTime:
         """Measures network and machine, and returns a tuner of local steps. Collective.
 
         Args:
             layers: The layers, one at least: all parameters.
             compression: The user's compression.
+            agreed: See TunerOverTime.
 
         Raises as `tuner`.
         """
@@ -105,6 +110,7 @@ class Measurer:
             network=network,
             machine=machine,
             rank=self._world.rank,
+            agreed=agreed,
         )
 
     def _measured(

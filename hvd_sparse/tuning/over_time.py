@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import TypedDict
 
@@ -76,6 +76,8 @@ class TunerOverTime:
         network: The measured network; the same on all ranks.
         machine: The measured machine; the same on all ranks.
         rank: This rank; rank 0 says what was chosen.
+        agreed: Returns the text of one rank for all that follow one plan, in exchanges of their
+            own; None if there are no others. Collective.
 
     Attributes:
         tuning: The network, the machine and the plan; the same on all ranks.
@@ -92,7 +94,9 @@ class TunerOverTime:
         network: Network,
         machine: Machine,
         rank: int,
+        agreed: Callable[[str], str] | None = None,
     ) -> None:
+        self._agree = agreed
         self._layers = layers
         self._compression = compression
         self._is_rank0 = rank == 0
@@ -112,7 +116,7 @@ class TunerOverTime:
         self._seen: list[tuple[float, float, float]] = []
         self._observed = Observed(compute=1.0)
         self._guard = LearningGuard()
-        self._use(self._planner.first())
+        self._use(self._agreed(self._planner.first()))
 
     def times_from(self, taken: int) -> bool:
         """Returns true if the steps after so many are timed, and those before are left out."""
@@ -142,8 +146,8 @@ class TunerOverTime:
         if not _is_power(self._intervals):
             return False
         self._observe(is_first=is_first)
-        best = self._planner.best(self._observed)
-        again = self._planner.predicted(self._plan.chosen, self._observed)
+        best = self._agreed(self._planner.best(self._observed))
+        again = self._agreed(self._planner.predicted(self._plan.chosen, self._observed))
         if not is_first and best.slowdown > (1 - _MARGIN) * again.slowdown:
             self._use(again)
             return False
@@ -173,7 +177,7 @@ class TunerOverTime:
         fewest = steps_to_a_loss(min(EVERY), 1.0, 0)
         most = fewest + _CAUTION * (self._plan.steps - fewest)
         cautious = replace(self._observed, most_steps=most)
-        best = self._planner.best(cautious)
+        best = self._agreed(self._planner.best(cautious))
         if best.steps >= self._plan.steps:
             return False
         self._observed = cautious
@@ -181,6 +185,9 @@ class TunerOverTime:
             log.logger.warning("local steps: %s; a more cautious plan follows", reason)
         self._change_to(best)
         return True
+
+    def _agreed(self, plan: PlanOverTime) -> PlanOverTime:
+        return plan if self._agree is None else PlanOverTime.from_json(self._agree(plan.to_json()))
 
     def _change_to(self, plan: PlanOverTime) -> None:
         self._use(plan)

@@ -149,5 +149,5 @@ class Ddp(TorchFramework):
 
     def reduced(self, values: np.ndarray, dtype: str, op: str, predivide: float) -> np.ndarray:
         given = torch.from_numpy(values).to(DEVICE, getattr(torch, dtype)).mul_(1 / predivide)
-        dist.all_reduce(given)
+        dist.all_reduce(given, group=self.everyone.group)
         return array_of(given.mul_(predivide / self.size if op == "Average" else 1.0))

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import fully_shard
 
 from hvd_sparse.compression import Compression
 from hvd_sparse.fsdp import attach
+from hvd_sparse.pytorch.shards import shard_of
 from tests.frameworks import SHAPES, Arrays, Shapes
 from tests.gpus import DEVICE
 from tests.parallel_ddp.ddp_framework import OPS, Ddp, Toy
@@ -78,7 +79,10 @@ class Model(TorchModel):
         mesh: DeviceMesh,
     ) -> None:
         self._dtype = getattr(torch, dtype)
-        toy = Toy(shapes, self._dtype).to(DEVICE)
+        self._shards = shards = mesh.size(1)
+        self._shard = mesh.get_local_rank(1)
+        toy = Toy({n: (shards * one[0], *one[1:]) for n, one in shapes.items()}, self._dtype)
+        toy.to(DEVICE)
         fully_shard(toy, mesh=mesh)
         super().__init__(compression, toy, optimizer=optimizer, rate=rate, loss_scale=loss_scale)
         self._passes = passes
@@ -93,9 +97,12 @@ class Model(TorchModel):
             )
 
     def _backward(self, gradients: Arrays) -> None:
-        given = {
-            name: torch.from_numpy(one).to(DEVICE, self._dtype) for name, one in gradients.items()
-        }
+        # FSDP2 averages over the shards of a replica, each of which gives a gradient for its own.
+        given = {}
+        for name, one in gradients.items():
+            parts = [torch.zeros(one.shape, dtype=self._dtype, device=DEVICE)] * self._shards
+            parts[self._shard] = self._shards * torch.from_numpy(one).to(DEVICE, self._dtype)
+            given[name] = torch.cat(parts)
         for left in reversed(range(self._passes)):
             self._module.set_requires_all_reduce(not left)
             loss = self._module(given)
@@ -107,18 +114,15 @@ class Model(TorchModel):
 
     def _results(self) -> Arrays:
         found = {name: one.grad for name, one in self._module.named_parameters()}
-        return {name: array_of(one.full_tensor()) for name, one in found.items() if one is not None}
+        return {name: array_of(one.to_local()) for name, one in found.items() if one is not None}
 
     def weights(self) -> Arrays:
-        return {n: array_of(one.full_tensor()) for n, one in self._module.named_parameters()}
+        return {name: array_of(one.to_local()) for name, one in self._module.named_parameters()}
 
     def moments(self) -> list[Any]:
         states = self._optimizer.state_dict()["state"].values()
         return [
-            array_of(one.full_tensor() if hasattr(one, "full_tensor") else one)
-            for state in states
-            for one in state.values()
-            if one is not None
+            array_of(shard_of(one)) for state in states for one in state.values() if one is not None
         ]
 
     def save(self, folder: str | Path, **extra: Any) -> None:
@@ -145,10 +149,27 @@ class Model(TorchModel):
 
 
 class Fsdp(Ddp):
-    """FSDP2 on `gpus.DEVICE`, on a mesh of one shard: each rank holds a replica."""
+    """FSDP2 on `gpus.DEVICE`. To the laws, parameters are this rank's shards of them.
+
+    Args:
+        shards: Number of shards of each replica.
+    """
 
     loads_whole = False  # torch.distributed.checkpoint loads a model before our state
     scalar = (1,)  # fully_shard takes no parameter without dimensions
+
+    def __init__(self, shards: int = 1) -> None:
+        super().__init__()
+        self.mesh = mesh_of(self.size // shards, shards)
+        self.rank, self.size = self.mesh.get_local_rank(0), self.mesh.size(0)
+        self.everyone = Group(
+            tuple(self.mesh.mesh[:, self.mesh.get_local_rank(1)].tolist()), self.mesh.get_group(0)
+        )
+
+    def path_of_rank_0(self, path: Path) -> Path:
+        paths = [path]
+        dist.broadcast_object_list(paths)
+        return paths[0]
 
     def model(
         self,
@@ -174,5 +195,5 @@ class Fsdp(Ddp):
             optimizer=optimizer,
             op=op,
             predivide=predivide,
-            mesh=mesh_of(self.size, 1) if ranks is None else mesh_of_some(ranks),
+            mesh=self.mesh if ranks is None else mesh_of_some(ranks),
         )
