@@ -1,0 +1,144 @@
+"""What users of FSDP2 do: Dense() trains as FSDP2 does; with a selection, replicas stay equal."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+
+from hvd_sparse.fsdp import attach
+from tests.parallel_fsdp.nets import (
+    KEPT,
+    SPARSE,
+    adam,
+    assert_close,
+    assert_equal_replicas,
+    data,
+    local,
+    loss_of,
+    meshes,
+    net,
+    train,
+)
+
+HABITS = {
+    "blocks": ({}, {}),
+    "the root alone": ({"root_alone": True}, {}),
+    "no resharding": ({"policy": {"reshard_after_forward": False}}, {}),
+    "resharding": ({"policy": {"reshard_after_forward": True}}, {}),
+    "sums in float32": (
+        {"policy": {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}}, {}
+    ),
+    "offloading": ({"policy": {"offload_policy": CPUOffloadPolicy(pin_memory=False)}}, {}),
+    "recomputing": ({"recomputes": True}, {}),
+    "compiling": ({"compiled": True}, {}),
+    "beginning on meta": ({"meta": True}, {}),
+    "tied weights": ({"tied": True}, {}),
+    "frozen parameters": ({"frozen": "down"}, {}),
+    "a frozen block": ({"frozen": "blocks.1"}, {}),
+    "accumulation": ({}, {"parts": 3}),
+    "accumulation over shards": ({}, {"parts": 3, "sync": "all_reduce"}),
+    "clipping": ({}, {"clip": 0.01}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_dense_sums_train_as_fsdp2_does(habit):
+    shape, habits = HABITS[habit]
+    for mesh in meshes():
+        theirs, ours = net(mesh, **shape), net(mesh, **shape)
+        assert_close(local(ours), local(theirs), rtol=0, atol=0)
+        optimizer = adam(ours)
+        exchange = attach(ours, optimizer, KEPT)
+        train(theirs, adam(theirs), **habits)
+        train(ours, optimizer, **habits)
+        assert_close(local(ours), local(theirs))
+        assert_equal_replicas(ours, mesh)
+        if mesh.size(0) > 1:
+            assert exchange.stats.last.step == 2
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_a_selection_trains_and_replicas_stay_equal(habit):
+    shape, habits = HABITS[habit]
+    for mesh in meshes():
+        model = net(mesh, **shape)
+        optimizer = adam(model)
+        attach(model, optimizer, SPARSE)
+        before = float(loss_of(model, data(0)))
+        train(model, optimizer, steps=12, **habits)
+        assert_equal_replicas(model, mesh)
+        if "clip" not in habits:
+            assert float(loss_of(model, data(0))) < before
+
+
+def test_gradients_may_be_summed_in_bfloat16():
+    policy = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16)}
+    for mesh in meshes():
+        theirs, ours = net(mesh, policy=policy), net(mesh, policy=policy)
+        optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
+        attach(ours, optimizer, KEPT)
+        train(theirs, torch.optim.SGD(theirs.parameters(), lr=0.1))
+        train(ours, optimizer)
+        assert_close(local(ours), local(theirs), rtol=0.02, atol=2e-3)
+        assert_equal_replicas(ours, mesh)
+
+
+def test_each_group_may_have_an_optimizer_of_its_own():
+    mesh = meshes()[0]
+    theirs, ours = net(mesh), net(mesh)
+    for model in (theirs, ours):
+        blocks = [list(block.parameters()) for block in model.blocks]
+        inner = {id(one) for params in blocks for one in params}
+        rest = [one for one in model.parameters() if id(one) not in inner]
+        optimizers = [torch.optim.AdamW(params, lr=0.01) for params in (*blocks, rest)]
+        if model is ours:
+            for optimizer in optimizers:
+                attach(model, optimizer, KEPT)
+        for step in range(3):
+            loss_of(model, data(step)).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert_close(local(ours), local(theirs))
+    assert_equal_replicas(ours, mesh)
+
+
+def test_groups_of_no_optimizer_stay_fsdp2s_own():
+    mesh = meshes()[0]
+    model = net(mesh)
+    optimizer = torch.optim.AdamW(model.blocks.parameters(), lr=0.01)
+    attach(model, optimizer, SPARSE)
+    loss_of(model, data(0)).backward()
+    head = model.head.weight.grad.to_local()
+    everywhere = [torch.empty_like(head) for _ in range(mesh.size(0))]
+    dist.all_gather(everywhere, head, group=mesh.get_group(0))
+    assert all(torch.equal(head, one) for one in everywhere)
+
+
+def test_several_modules_may_share_an_optimizer():
+    for mesh in meshes():
+        first, second = net(mesh), net(mesh, root_alone=True)
+        both = nn.ModuleList([first, second])
+        optimizer = adam(both)
+        attach(both, optimizer, SPARSE)
+        for step in range(3):
+            (loss_of(first, data(step)) + loss_of(second, data(step, 1))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert_equal_replicas(both, mesh)
+
+
+def test_a_compiled_model_is_attached_like_any_other():
+    mesh = meshes()[0]
+    model = net(mesh)
+    whole = torch.compile(model, backend="eager")
+    optimizer = adam(model)
+    attach(whole, optimizer, SPARSE)
+    for step in range(3):
+        loss_of(whole, data(step)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_equal_replicas(model, mesh)
