@@ -37,6 +37,8 @@ _live: weakref.WeakSet[GradientExchange] = weakref.WeakSet()
 _renewals: weakref.WeakSet[Renewal] = weakref.WeakSet()
 _serial = 0
 
+_SHOWN = 8  # numbers of ranks in the name of an exchange
+
 
 def live_exchanges() -> list[GradientExchange]:
     """Returns the exchanges of all optimizers of this process."""
@@ -174,6 +176,15 @@ def _acts_alone(settings: Settings | None, host: TorchHost) -> bool:
     return bool(settings and settings.compression.feedback.changes_gradients and host.included())
 
 
+def _numbers(host: TorchHost) -> str:
+    """Returns the numbers of ranks in the job, for an exchange's name, if it counts otherwise."""
+    ranks = list(host.ranks)
+    if ranks == list(range(len(ranks))):
+        return ""
+    shown = ", ".join(map(str, ranks[:_SHOWN])) + (", ..." if len(ranks) > _SHOWN else "")
+    return f" (ranks {shown} of the job)"
+
+
 def _refuse_second_wrapping(optimizer: torch.optim.Optimizer) -> None:
     if attachment_of(optimizer) is not None or hasattr(optimizer, "_allreduce_delay"):
         raise InvalidArgumentError(
@@ -214,13 +225,13 @@ def _build(
             other.detach(SUPERSEDED)
             _live.discard(other)
     prefix = f"hvd_sparse.{_serial}"
-    core = Exchange.between_ranks(world, name=f"optimizer {_serial}")
+    core = Exchange.between_ranks(world, name=f"optimizer {_serial}{_numbers(host)}")
     messages = Messages(prefix, host=host, exchange=core)
     siblings = host.of_this_replica()
     replica = None
     if siblings is not None:
         shards = siblings.world()
-        name = f"the shards of optimizer {_serial}"
+        name = f"the shards of optimizer {_serial}{_numbers(siblings)}"
         replica = Replica(shards, Exchange.between_ranks(shards, name=name))
     link = Link(world, core, host, prefix, messages, replica)
     kind: type[GradientExchange] = plain

@@ -1,0 +1,59 @@
+"""Jobs of sharded models: a rank that dies or errs ends all others of the mesh, in seconds."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.jobs.launch import environment, free_port
+from tests.jobs.test_ddp import torchrun
+from tests.marks import long
+
+PROGRAM = "tests/jobs/fsdp_ranks.py"
+RANKS = 4
+
+
+@pytest.mark.parametrize(
+    "phase", [long("forward"), "backward", "commit", long("between"), "meeting", "error"]
+)
+def test_a_rank_that_dies_or_errs_ends_all_others(phase):
+    port, processes = str(free_port()), []
+    for rank in range(RANKS):  # without torchrun, which would end the others itself
+        env = environment(
+            RANK=str(rank), WORLD_SIZE=str(RANKS), MASTER_ADDR="127.0.0.1", MASTER_PORT=port
+        )
+        command = [sys.executable, PROGRAM, phase]
+        processes.append(
+            subprocess.Popen(
+                command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+        )
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert processes[-1].returncode == (1 if phase == "error" else -9), outputs[-1]
+    for rank, (process, output) in enumerate(zip(processes[:-1], outputs, strict=False)):
+        assert process.returncode == 1, output
+        told = re.search(rf"rank {rank} after ([\d.]+) s: ", output)
+        assert told, output
+        assert float(told[1]) < 10
+    told = "\n".join(outputs)
+    if phase == "error":
+        assert "ended the exchange: unhandled RuntimeError: a fault of the program" in told
+    else:
+        name = r"rank 1 of 2 has died .* in exchange '[a-z0-9 ]*optimizer 1 \(ranks [12], 3 of the job"
+        assert re.search(name, told), told
+
+
+def test_the_example_trains_and_goes_on_from_its_checkpoint(tmp_path):
+    example = ["examples/fsdp_digits.py", "--checkpoint", str(tmp_path / "last"), "--epochs"]
+    first = torchrun(4, [*example, "2"])
+    assert first.status == 0, first.output
+    assert "epoch 1: loss" in first.output
+    again = torchrun(4, [*example, "3"])
+    assert again.status == 0, again.output
+    assert "epoch 1: loss" not in again.output
+    shares = re.findall(r"([\d.]+)% of the test images", first.output + again.output)
+    assert len(shares) == 3
+    assert float(shares[-1]) > 80
