@@ -43,8 +43,15 @@ class Hosts(Protocol):
     def address(self) -> str:
         """Returns HOST:PORT on the first host with a free port, a different one each time."""
 
-    def run(self, program: Sequence[str], *, env: Mapping[str, str], timeout: float) -> None:
-        """Runs a Python program on all hosts under mpirun, one rank on each.
+    def run(
+        self,
+        program: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        timeout: float,
+        ranks_per_host: int = 1,
+    ) -> None:
+        """Runs a Python program on all hosts under mpirun; consecutive ranks share a host.
 
         Raises:
             RuntimeError: It failed, or was still running after `timeout` seconds.
@@ -71,8 +78,16 @@ class ThisMachine:
         with socket.create_server(("127.0.0.1", 0)) as server:
             return f"127.0.0.1:{server.getsockname()[1]}"
 
-    def run(self, program: Sequence[str], *, env: Mapping[str, str], timeout: float) -> None:
-        command = [*MPIRUN, "-np", str(self.number), sys.executable, *program]
+    def run(
+        self,
+        program: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        timeout: float,
+        ranks_per_host: int = 1,
+    ) -> None:
+        ranks = str(self.number * ranks_per_host)
+        command = [*MPIRUN, "-np", ranks, sys.executable, *program]
         process = subprocess.Popen(command, env={**os.environ, **env}, start_new_session=True)
         try:
             status = process.wait(timeout)
@@ -111,11 +126,20 @@ class ClusterHosts:
     def address(self) -> str:
         return f"{self.cluster.addresses[0]}:{next(self.ports)}"
 
-    def run(self, program: Sequence[str], *, env: Mapping[str, str], timeout: float) -> None:
+    def run(
+        self,
+        program: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        timeout: float,
+        ranks_per_host: int = 1,
+    ) -> None:
         # mpirun itself, and the program that enters a host, wait as usual.
         slack = f"PATIENT_NANOSECONDS={round(1e9 * slack_seconds(self.rate))}"
         command = ["env", slack, f"LD_PRELOAD={self.patience}", sys.executable, *program]
-        finished = self.cluster.run(command, env=env, timeout=timeout)
+        finished = self.cluster.run(
+            command, ranks_per_host=ranks_per_host, env=env, timeout=timeout
+        )
         print(finished.output, end="", flush=True)
 
 

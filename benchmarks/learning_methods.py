@@ -97,6 +97,10 @@ class Learner(ABC):
         with self.averaged_weights() if self.is_local else nullcontext(self.model) as model:
             yield model
 
+    def weights(self) -> list[torch.Tensor]:
+        """The whole weights, that ranks compare; collective."""
+        return [weight.detach() for weight in self.model.parameters()]
+
     @contextmanager
     def averaged_weights(self) -> Iterator[nn.Module]:
         """The model with the ranks' average in the place of its weights, which come back after."""

@@ -22,6 +22,7 @@ from learning_kin import EF21, DeMo, MicroAdam, SparseAverage
 from learning_methods import DDP, Alone, Average, Dense, Hooked, Learner, OverGloo, Setup, Sparse
 from learning_prototypes import ErrorFeedback
 from learning_rivals import Accumulated, PostLocal, TorchFT
+from learning_sharded import Sharded, ShardedExchange
 from learning_tasks import TASKS, Batch
 from machine import bytes_sent_by
 from modes import call_of, compression_of
@@ -37,6 +38,8 @@ METHODS: dict[str, type[Learner]] = {
     "Accumulated": Accumulated,
     "PostLocal": PostLocal,
     "TorchFT": TorchFT,
+    "Sharded": Sharded,
+    "ShardedExchange": ShardedExchange,
     "ErrorFeedback": ErrorFeedback,
     "DeMo": DeMo,
     "EF21": EF21,
@@ -191,8 +194,8 @@ def evaluate(learner: Learner, held_out: list[Batch]) -> tuple[float, float]:
 
 def is_same_everywhere(learner: Learner) -> bool:
     """Returns True if all ranks have the same weights, bit for bit."""
-    with learner.judged() as model:
-        flat = torch.cat([one.detach().flatten() for one in model.parameters()])
+    with learner.judged():
+        flat = torch.cat([one.flatten() for one in learner.weights()])
     words = flat.view(torch.int32).double()
     return torch.equal(learner.mean(words), words)
 

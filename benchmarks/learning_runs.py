@@ -35,6 +35,7 @@ class Run:
         seconds: On the clock, after which it ends.
         stop: Steps after which it ends; None: as many as the schedule has.
         ranks: The number of ranks.
+        per_host: Ranks on each host.
         until: The held-out loss at which it ends; None: it goes on.
     """
 
@@ -48,6 +49,7 @@ class Run:
     seconds: float = 1e9
     stop: int | None = None
     ranks: int = RANKS
+    per_host: int = 1
     until: float | None = None
 
     @property
@@ -56,6 +58,7 @@ class Run:
         where = "one-machine" if self.bits is None else f"{self.bits / 1e6:g}mbit"
         words = re.sub(r"[^A-Za-z0-9.]+", "-", self.method).strip("-")
         where += "" if self.ranks == RANKS else f"_{self.ranks}ranks"
+        where += "" if self.per_host == 1 else f"_{self.per_host}perhost"
         return (
             f"{self.task}_{where}_{words}{'_gloo' if self.gloo else ''}_rate{self.rate:g}"
             f"_steps{self.steps}_seed{self.seed}"
@@ -159,7 +162,8 @@ def train(hosts: Hosts, run: Run, every: int) -> Account:
     program += [f"--stop={run.stop}"] if run.stop is not None else []
     program += [f"--until={run.until}"] if run.until is not None else []
     program += ["--gloo"] if run.gloo else []
-    hosts.run(program, env={"OMP_NUM_THREADS": "1"}, timeout=RUN_SECONDS)
+    env = {"OMP_NUM_THREADS": "1"}
+    hosts.run(program, env=env, timeout=RUN_SECONDS, ranks_per_host=run.per_host)
     account = Account(run, json.loads(told.read_text()))
     told.unlink()
     if not account.told["same"]:
@@ -170,15 +174,18 @@ def train(hosts: Hosts, run: Run, every: int) -> Account:
 def make(runs: Sequence[Run], store: Store, *, every: int) -> list[str]:
     """Makes those runs that are missing, network by network; says what failed."""
     failed = []
-    for bits, ranks in dict.fromkeys((run.bits, run.ranks) for run in runs):
+
+    def network(run: Run) -> tuple[float | None, int]:
+        return run.bits, run.ranks // run.per_host
+
+    for bits, number in dict.fromkeys(map(network, runs)):
         missing = [
-            run for run in runs
-            if (run.bits, run.ranks) == (bits, ranks) and store.find(run) is None
-        ]  # fmt: skip
+            run for run in runs if network(run) == (bits, number) and store.find(run) is None
+        ]
         if not missing:
             continue
         launcher = LocalLauncher() if bits is None else ClusterLauncher()
-        with launcher.hosts(ranks, bits or 0.0) as hosts:
+        with launcher.hosts(number, bits or 0.0) as hosts:
             for run in missing:
                 try:
                     account = train(hosts, run, every)

@@ -44,10 +44,13 @@ UNHURRIED = "HOROVOD_CYCLE_TIME=5"
 # Jobs that fail on purpose; a stage of their own, so that they run beside other jobs.
 FAULTS = ("tests/jobs/test_faults.py", "tests/jobs/test_op_memory.py")
 # Jobs of torchrun; likewise.
-DDP_JOBS = tuple(f"tests/jobs/test_ddp{part}.py" for part in ("", "_adapters", "_hooks"))
+DDP_JOBS = tuple(
+    f"tests/jobs/test_{part}.py" for part in ("ddp", "ddp_adapters", "ddp_hooks", "fsdp")
+)
 # Parts of the tests, as options of tests/shares.py. The frameworks share the cases of their laws;
 # what one rank can test as well as several is dealt out to both.
-PART, FRAMEWORKS_PART = "--every=4", "--every=6"
+PART, FRAMEWORKS_PART = "--every=4", "--every=8"
+FSDP_PART = "--every=16"  # its steps are those of the others
 TORCH_PART, DDP_PART, TENSORFLOW_PART = (f"{FRAMEWORKS_PART} --laws={one}/3" for one in (1, 2, 3))
 ALONE, TOGETHER = " --share=1/2", " --share=2/2"
 # C++ tests that compute for seconds, and repeat what others show: of the same kernels with fewer
@@ -66,7 +69,13 @@ LONG_CPP = (
 )
 # Folders and files of one framework alone; pages are of none.
 OWN_PATHS = {
-    "torch": ("hvd_sparse/pytorch/", "hvd_sparse/torch/", "hvd_sparse/ddp/", "tests/parallel/"),
+    "torch": (
+        "hvd_sparse/pytorch/",
+        "hvd_sparse/torch/",
+        "hvd_sparse/ddp/",
+        "hvd_sparse/fsdp/",
+        "tests/parallel/",
+    ),
     "tensorflow": (
         "hvd_sparse/tensorflow/",
         "tests/parallel_tensorflow/",
@@ -168,16 +177,17 @@ def ddp_stage(
     cores: Cores,
     *,
     name: str = "",
+    folder: str = "ddp",
     marked: str = "not long",
     part: str = "",
     variables: Sequence[str] = (),
 ) -> Stage:
-    """Returns a stage that runs the tests of hvd_sparse.ddp on ranks of torchrun.
+    """Returns a stage that runs the tests of hvd_sparse.ddp, or .fsdp, on ranks of torchrun.
 
     `variables`, each as in "NAME=value", are those of the ranks' environment.
     """
-    name = name or f"ddp on {ranks}"
-    alone = pytest_stage(name, "tests/parallel_ddp", cores=cores, marked=marked, part=part)
+    name = name or f"{folder} on {ranks}"
+    alone = pytest_stage(name, f"tests/parallel_{folder}", cores=cores, marked=marked, part=part)
     launch = ["torchrun", "--standalone", "--nproc-per-node", str(ranks), "--no-python"]
     return replace(alone, command=["env", *variables, *launch, *alone.command])
 
@@ -222,6 +232,7 @@ def stages(framework: str) -> Iterator[Stage]:
         part = TORCH_PART + TOGETHER
         yield pytest_stage("parallel on 3", "tests/parallel", ranks=3, cores=Cores.ALL, part=part)
         yield ddp_stage(4, Cores.ALL, part=DDP_PART + TOGETHER)
+        yield ddp_stage(4, Cores.ALL, folder="fsdp", part=FSDP_PART)
         yield pytest_stage("timed jobs", "tests/jobs", cores=Cores.ALL, marked="not long and timed")
     if framework in ("all", "tensorflow"):
         # Alone: an operation of Horovod takes seconds instead of milliseconds where another stage
@@ -262,6 +273,7 @@ def long_stages(framework: str) -> Iterator[Stage]:
                 f"parallel on {ranks}", "tests/parallel", ranks=ranks, cores=Cores.ALL, marked=""
             )
             yield ddp_stage(ranks, Cores.ALL, marked="")
+            yield ddp_stage(ranks, Cores.ALL, folder="fsdp", marked="")
         yield pytest_stage("long jobs", "tests/jobs", cores=Cores.ALL, marked="long")
         # After unit tests, one of which makes an sdist, too: all are made in one folder.
         alone = [sys.executable, "tools/try_torch_alone.py"]

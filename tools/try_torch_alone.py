@@ -112,7 +112,7 @@ def check_doctor(python: Path, env: dict[str, str], folder: Path) -> None:
     assert not parts["tensorflow"]["built"], parts
     assert (facts["ok"], facts["horovod"], facts["tensorflow"]) == (True, None, None), facts
     ready = [one["name"] for one in facts["interfaces"] if not one["lacks"]]
-    assert ready == ["hvd_sparse.ddp"], ready
+    assert ready == ["hvd_sparse.ddp", "hvd_sparse.fsdp"], ready
     print("hvd-sparse doctor finds hvd_sparse.ddp ready, and no problem")
 
 

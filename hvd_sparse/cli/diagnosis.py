@@ -10,6 +10,7 @@ from packaging.version import Version
 from hvd_sparse.cli.installation import Facts
 
 MINIMUM_TORCH = Version("2.3")
+MINIMUM_FSDP2 = Version("2.6")  # a torch with hooks of FSDP2
 MINIMUM_HOROVOD = Version("0.28")
 NAMES = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 
@@ -86,8 +87,10 @@ def interfaces(facts: Facts) -> list[Interface]:
     core = list(diagnose_core(facts["hvd_sparse"]))
     torch = [*_missing(facts, "torch", f"'torch>={MINIMUM_TORCH}'"), *diagnose_torch(facts)]
     tensorflow = [*_missing(facts, "tensorflow", "tensorflow"), *_lacks_of_tensorflow(facts)]
+    distributed = [*torch, *_lacks_of_distributed(facts)]
     found = [
-        ("hvd_sparse.ddp", "torchrun", "torch", [*torch, *_lacks_of_distributed(facts)]),
+        ("hvd_sparse.ddp", "torchrun", "torch", distributed),
+        ("hvd_sparse.fsdp", "torchrun", "torch", [*distributed, *_lacks_of_fsdp2(facts)]),
         ("hvd_sparse.torch", "Horovod", "torch", [*torch, *_lacks_of_horovod(facts, "torch")]),
         (
             "hvd_sparse.tensorflow",
@@ -120,6 +123,12 @@ def _lacks_of_distributed(facts: Facts) -> Iterator[Problem]:
         yield Problem(f"hvd_sparse.ddp cannot be loaded: {answer['error']}", again)
     elif "gloo" not in answer["backends"]:
         yield Problem("this torch was built without torch.distributed, or without its Gloo", again)
+
+
+def _lacks_of_fsdp2(facts: Facts) -> Iterator[Problem]:
+    torch = facts["torch"]
+    if torch is not None and MINIMUM_TORCH <= Version(torch) < MINIMUM_FSDP2:
+        yield Problem(f"torch {torch} has no FSDP2", f"pip install 'torch>={MINIMUM_FSDP2}'")
 
 
 def _lacks_of_tensorflow(facts: Facts) -> Iterator[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,10 +11,18 @@ import torch.distributed as dist
 
 from hvd_sparse.compression import Compression
 from hvd_sparse.errors import UnsupportedError
-from hvd_sparse.fsdp.groups import Mesh, common_mesh, groups_of, groups_to_take, named_in
+from hvd_sparse.fsdp.groups import (
+    Mesh,
+    common_mesh,
+    groups_of,
+    groups_to_take,
+    named_in,
+    reshard,
+)
 from hvd_sparse.fsdp.host import ShardHost
 from hvd_sparse.fsdp.sharded_steps import ShardedSteps
 from hvd_sparse.fsdp.user_exchange import Exchange
+from hvd_sparse.pytorch.local_steps import LocalSteps
 from hvd_sparse.pytorch.optimizer import connect
 from hvd_sparse.pytorch.parameters import NamedParameters, check_kind
 from hvd_sparse.pytorch.settings import Settings
@@ -94,6 +103,8 @@ def attach(
         taken = groups_to_take(groups, optimizer)
         if isinstance(exchange, ShardedSteps):
             exchange.follow(taken)
+        elif isinstance(exchange, LocalSteps):
+            exchange.before_move = partial(reshard, taken)
         for group in taken:
             group.take_over(attachment.renewal)
     attachment.loss_note.may_be_apart = True
@@ -107,11 +118,12 @@ def _check_compression(compression: Compression, mesh: Mesh, named: NamedParamet
     if mesh.shards == 1:
         return
     for name, param in named if compression.is_local else ():
-        rows = param.shape[0]
+        sharded = param.placements[mesh.shard_dim]  # type: ignore[attr-defined]
+        rows = param.shape[sharded.dim]
         if math.ceil(rows / math.ceil(rows / mesh.shards)) < mesh.shards:
             raise UnsupportedError(
                 f"local steps need a part of '{name}' in each of {mesh.shards} shards, and it has "
-                f"{rows} rows"
+                f"{rows} rows in dimension {sharded.dim}"
             )
     if compression.feedback.clip_norm is not None:
         raise UnsupportedError(

@@ -103,6 +103,10 @@ class Group:
                 "and an exchange averages over replicas: scale the loss instead"
             )
 
+    def reshard(self) -> None:
+        """Drops whole parameters, which a forward pass without backward may have left."""
+        self._group.reshard()
+
     def take_over(self, renewal: Renewal) -> None:
         """Leaves what lies between replicas to the exchange of a renewal."""
         self._group._all_reduce_hook = _Taken(renewal)
@@ -235,6 +239,12 @@ def named_in(model: torch.nn.Module, groups: list[Group]) -> NamedParameters:
                 "on a mesh of replicas and shards alone"
             )
     return named
+
+
+def reshard(groups: list[Group]) -> None:
+    """Drops the whole parameters of groups."""
+    for group in groups:
+        group.reshard()
 
 
 def _groups_in(module: FSDPModule) -> Iterator[Any]:

@@ -69,6 +69,7 @@ class LocalSteps(GradientExchange):
     Attributes:
         interval: Counts the local steps until the next meeting.
         joining: Checks that ranks without data can follow; None unless there may be such ranks.
+        before_move: Called before weights are moved outside of a step; None if nobody has copies.
     """
 
     slot_type = DifferenceSlot
@@ -87,6 +88,7 @@ class LocalSteps(GradientExchange):
         self._given, self._differences = compression, differences
         super().__init__(optimizer, own, link)
         self.joining: Joining | None = None
+        self.before_move: Callable[[], None] | None = None
         is_rank0 = link.world.rank == 0
         planned = self._planned
         if is_rank0 and planned is None and compression.values != "binary":
@@ -245,6 +247,8 @@ class LocalSteps(GradientExchange):
         if self.joining is not None:
             with self.ending():
                 self.joining.check_meeting()
+        if self.before_move is not None:
+            self.before_move()
         self.meet()
 
     def meet(self) -> None:
@@ -462,6 +466,8 @@ class LocalSteps(GradientExchange):
 
     @torch.no_grad()
     def _set(self, weights: Mapping[str, torch.Tensor]) -> None:
+        if self.before_move is not None:
+            self.before_move()
         for slot in self.slots:
             slot.weights.copy_(weights[slot.name])
 

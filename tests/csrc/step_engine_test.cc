@@ -234,6 +234,36 @@ TEST(StepEngine, AGradientThatIsNotFiniteRefusesTheStepOnAllRanks) {
   });
 }
 
+TEST(StepEngine, ACallerRefusesAStepThatNothingElseWould) {
+  for (const std::vector<int>& layout : {std::vector<int>{1, -2}, std::vector<int>{-3}}) {
+    OnRanks(2, layout, [](EngineRank& rank) {
+      rank.Begin();
+      for (int op = 0; op < kOps; ++op) rank.Launch(op);
+      while (!rank.engine.Wait(1)) {
+      }
+      ASSERT_EQ(rank.engine.Problem(), "");
+      const Error error = Thrown([&] { rank.engine.Commit("another shard is not finite"); });
+      ASSERT_EQ(error.kind(), ErrorKind::kNonFinite);
+      ASSERT_TRUE(Says(error, "another shard is not finite: no rank applies this step"));
+      const bool has_bucket = rank.engine.layout().Exchanges();
+      ASSERT_EQ(rank.Unsent(), has_bucket ? kNumel : 0);
+      ASSERT_EQ(rank.engine.steps(), 1);
+    });
+  }
+}
+
+TEST(StepEngine, TheProblemOfAStepIsKnownBeforeItIsCommitted) {
+  OnRanks(2, {1, -2}, [](EngineRank& rank) {
+    rank.gradients[0] = std::numeric_limits<float>::infinity();
+    rank.Begin();
+    for (int op = 0; op < kOps; ++op) rank.Launch(op);
+    while (!rank.engine.Wait(1)) {
+    }
+    ASSERT_NE(rank.engine.Problem().find("holds NaN or Inf"), std::string::npos);
+    ASSERT_EQ(KindOf([&] { rank.engine.Commit(); }), ErrorKind::kNonFinite);
+  });
+}
+
 TEST(StepEngine, AStepOfSomeBucketsLeavesTheOthersAlone) {
   OnRanks(2, {1, -1, 1}, [](EngineRank& rank) {
     rank.BeginOf({1});

@@ -5,6 +5,7 @@ from __future__ import annotations
 import horovod.torch as hvd
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_sparse.ddp import LAGS, attach
@@ -22,6 +23,13 @@ def start() -> None:
     port = int(hvd.broadcast(torch.tensor([port]), root_rank=0, name="docs.port"))
     store = store or dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=hvd.rank(), world_size=hvd.size())
+
+
+def mesh_of_replicas() -> DeviceMesh:
+    """Returns a mesh of all ranks with one shard."""
+    start()
+    size = (dist.get_world_size(), 1)
+    return init_device_mesh("cpu", size, mesh_dim_names=("replicate", "shard"))
 
 
 def attached(*, steps: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:

@@ -20,10 +20,16 @@ SPARSE = LAGS(adaptive=False, warmup=None, density=0.1, layers=Layers(min_numel=
 KEPT = Dense(feedback=Feedback(momentum="keep"))
 
 
-def meshes():
-    """The meshes of all ranks of the job, by numbers of replicas and shards."""
+def all_meshes():
+    """The meshes of all ranks of the job, from one shard to one replica."""
     size = int(dist.get_world_size())
     return [mesh_of(size // shards, shards) for shards in range(1, size + 1) if size % shards == 0]
+
+
+def meshes():
+    """Those of several replicas and shards; all, if there is none."""
+    every = all_meshes()
+    return [mesh for mesh in every if min(mesh.size(0), mesh.size(1)) > 1] or every
 
 
 class Infinite(torch.autograd.Function):

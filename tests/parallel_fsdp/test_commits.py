@@ -29,6 +29,7 @@ from tests.parallel_fsdp.nets import (
     WIDTH,
     Net,
     adam,
+    all_meshes,
     assert_equal_replicas,
     data,
     local,
@@ -224,7 +225,7 @@ def test_a_mesh_without_replicas_is_refused():
 
 
 def test_two_meshes_in_one_model_are_refused():
-    several = meshes()
+    several = all_meshes()
     if len(several) < 2:
         pytest.skip("one rank has one mesh")
     model = Net()

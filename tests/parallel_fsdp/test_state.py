@@ -19,6 +19,7 @@ from tests.parallel_fsdp.fsdp_framework import App, mesh_of, mesh_of_some
 from tests.parallel_fsdp.nets import (
     SPARSE,
     adam,
+    all_meshes,
     assert_close,
     assert_equal_replicas,
     data,
@@ -118,7 +119,7 @@ def test_residuals_move_with_their_shards(folder):
 
 @pytest.mark.usefixtures("several_ranks")
 def test_the_sum_of_residuals_is_shared_out_to_other_replicas(folder):
-    several = [mesh for mesh in meshes() if mesh.size(0) > 1]
+    several = [mesh for mesh in all_meshes() if mesh.size(0) > 1]
     for saved in several:
         job = Job(saved)
         train(job.model, job.optimizer, steps=4)

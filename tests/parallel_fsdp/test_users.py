@@ -6,12 +6,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import Shard
 
 from hvd_sparse.fsdp import attach
 from tests.parallel_fsdp.nets import (
     KEPT,
     SPARSE,
+    WIDTH,
     adam,
     assert_close,
     assert_equal_replicas,
@@ -72,6 +78,67 @@ def test_a_selection_trains_and_replicas_stay_equal(habit):
         assert_equal_replicas(model, mesh)
         if "clip" not in habits:
             assert float(loss_of(model, data(0))) < before
+
+
+def compared(run, **shape):
+    """Trains with Dense() and without by `run(model, optimizer)`, on each mesh, and compares."""
+    for mesh in meshes():
+        theirs, ours = net(mesh, **shape), net(mesh, **shape)
+        optimizer = adam(ours)
+        attach(ours, optimizer, KEPT)
+        run(theirs, adam(theirs))
+        run(ours, optimizer)
+        assert_close(local(ours), local(theirs))
+        assert_equal_replicas(ours, mesh)
+
+
+def test_a_module_may_run_several_times_in_one_forward_pass():
+    def run(model, optimizer):
+        for step in range(3):
+            (loss_of(model, data(step)) + loss_of(model, data(step, 1))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    compared(run)
+
+
+def test_micro_batches_of_a_pipeline_are_exchanged_with_the_last_one():
+    def run(model, optimizer):
+        for step in range(3):
+            losses = [loss_of(model, data(step, part)) for part in range(3)]
+            for part, loss in enumerate(losses):
+                model.set_is_last_backward(part == 2)
+                model.set_requires_gradient_sync(part == 2)
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    compared(run, policy={"reshard_after_forward": False})
+
+
+def test_prefetching_and_other_forward_methods():
+    def run(model, optimizer):
+        model.set_modules_to_forward_prefetch([model.blocks[0]])
+        model.blocks[1].set_modules_to_backward_prefetch([model.blocks[0]])
+        register_fsdp_forward_method(model.blocks[0], "inner")
+        for step in range(3):
+            loss = loss_of(model, data(step))
+            rows = model.blocks[0].inner(torch.ones(2, WIDTH))
+            (loss + rows.square().mean()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    compared(run)
+
+
+def test_parameters_may_be_sharded_along_other_dimensions():
+    def placed(param):
+        return Shard(1) if param.ndim == 2 and param.shape[1] % 12 == 0 else Shard(0)
+
+    def run(model, optimizer):
+        train(model, optimizer)
+
+    compared(run, policy={"shard_placement_fn": placed})
 
 
 def test_gradients_may_be_summed_in_bfloat16():

@@ -217,7 +217,7 @@ def public_names(framework):
     return {f"{framework if imported[name].startswith(own) else 'torch'}.{name}" for name in names}
 
 
-@pytest.mark.parametrize("framework", ["torch", "ddp", "tensorflow"])
+@pytest.mark.parametrize("framework", ["torch", "ddp", "fsdp", "tensorflow"])
 def test_the_reference_has_every_public_name(framework):
     text = (ROOT / "docs" / "api.md").read_text()
     documented = set(re.findall(r"auto\w+:: hvd_sparse\.([\w.]+)", text))

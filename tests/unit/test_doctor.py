@@ -350,7 +350,7 @@ def test_json_holds_facts_and_verdict(doctor):
     ddp, *others = answer["interfaces"]
     assert (ddp["name"], ddp["launcher"]) == ("hvd_sparse.ddp", "torchrun")
     assert ddp["lacks"] == answer["problems"]
-    assert [one["launcher"] for one in others] == ["Horovod", "Horovod"]
+    assert [one["launcher"] for one in others] == ["torchrun", "Horovod", "Horovod"]
 
 
 def test_importing_the_package_loads_no_framework():

@@ -25,6 +25,7 @@ def lacking(facts):
 def test_every_interface_says_what_it_lacks():
     assert lacking(HEALTHY) == {
         "ddp": [],
+        "fsdp": [],
         "torch": [],
         "tensorflow": [
             "TensorFlow is not installed",
@@ -86,6 +87,13 @@ def test_without_horovod_the_command_says_what_works_and_how_to_have_the_rest(do
     assert "Ready: hvd_sparse.ddp under torchrun, over TCP" in result.output
     assert "Not ready: hvd_sparse.torch under Horovod: Horovod is not installed" in result.output
     assert "to have it: HOROVOD_WITH_PYTORCH=1" in result.output
+
+
+def test_an_older_torch_has_no_fsdp2(doctor):
+    result = doctor(altered("torch", value="2.5.1"))
+    assert result.exit_code == 0
+    assert "Ready: hvd_sparse.ddp under torchrun" in result.output
+    assert "Not ready: hvd_sparse.fsdp under torchrun: torch 2.5.1 has no FSDP2" in result.output
 
 
 def test_the_remedy_of_a_problem_is_printed_once(doctor):
