@@ -299,6 +299,6 @@ def require_attachment(optimizer: object) -> Attachment:
     if attachment is None:
         raise InvalidArgumentError(
             f"{type(optimizer).__name__} has no sparse compression: it does not come from "
-            "hvd.DistributedOptimizer with one, nor was it given to hvd_sparse.ddp.attach"
+            "hvd.DistributedOptimizer with one, nor was it given to attach()"
         )
     return attachment

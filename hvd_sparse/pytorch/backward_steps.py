@@ -59,6 +59,6 @@ class BackwardSteps(PlainSteps):
             if slot.optimized and grad is not None and bool(grad.any()):
                 raise GradientInFlightError(
                     f"optimizer.step() was called with a gradient of '{slot.name}' that was not "
-                    f"exchanged since the last step. Run the last loss.backward() before each step "
+                    "exchanged since the last step. Run the last loss.backward() before each step "
                     f"{self.last_pass}"
                 )
