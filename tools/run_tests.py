@@ -50,7 +50,7 @@ DDP_JOBS = tuple(
 # Parts of the tests, as options of tests/shares.py. The frameworks share the cases of their laws;
 # what one rank can test as well as several is dealt out to both.
 PART, FRAMEWORKS_PART = "--every=4", "--every=8"
-FSDP_PART = "--every=16"  # its steps are those of the others
+FSDP_PART = "--every=16 --laws=1/8"  # its steps are those of the others
 TORCH_PART, DDP_PART, TENSORFLOW_PART = (f"{FRAMEWORKS_PART} --laws={one}/3" for one in (1, 2, 3))
 ALONE, TOGETHER = " --share=1/2", " --share=2/2"
 # C++ tests that compute for seconds, and repeat what others show: of the same kernels with fewer

@@ -57,7 +57,7 @@ def save(
     exchange = require_attachment(optimizer).exchange
     if exchange is None:  # a single rank, which exchanges nothing
         return
-    exchange.core.check()
+    exchange.check()
     exchange.refuse_if_busy("a checkpoint was saved after loss.backward() but before step()")
     whole = optimizer.state_dict()
     own = whole[state.KEY]

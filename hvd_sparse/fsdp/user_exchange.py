@@ -103,7 +103,7 @@ class Exchange(TorchExchange):
         exchange = self._attachment.apart()
         if exchange is None:
             return None
-        exchange.core.check()
+        exchange.check()
         host = exchange.link.host
         assert isinstance(host, ShardHost)
         return exchange, Job(host.of_all_shards().world()), host.mesh

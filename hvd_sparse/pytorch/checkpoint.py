@@ -181,7 +181,7 @@ def refuse_if_busy(optimizer: object, call: str) -> None:
     """
     attachment = attachment_of(optimizer)
     if attachment is not None and attachment.exchange is not None:
-        attachment.exchange.core.check()
+        attachment.exchange.check()
         attachment.refuse_if_busy(call)
 
 

@@ -261,6 +261,11 @@ class GradientExchange(ABC):
             self.release()
             raise
 
+    def check(self) -> None:
+        """Raises the error that has ended the exchange, if any, after it has ended all shards'."""
+        with self.ending():
+            self.core.check()
+
     def launch(self) -> None:
         """Hands over the gradients that have not arrived; no others will arrive in this step."""
         self.core.check()

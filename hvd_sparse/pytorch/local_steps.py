@@ -176,7 +176,7 @@ class LocalSteps(GradientExchange):
         Raises:
             ExchangeFailedError: Another rank ended the exchange, or died.
         """
-        self.core.check()
+        self.check()
 
     def stepping(self, *, synchronized: bool) -> None:
         """Notes the common weights before the first local step after a meeting of all fragments."""

@@ -187,7 +187,7 @@ class TorchExchange(ABC):
             return
         if exchange.tuner is None:
             raise InvalidArgumentError("replan() needs an adaptive compression, such as LAGS")
-        exchange.core.check()
+        exchange.check()
         attachment.refuse_if_busy("replan()")
         exchange.replan()
 
@@ -251,7 +251,7 @@ class TorchExchange(ABC):
             check_kind("model", model, torch.nn.Module)
         if steps is None:
             return
-        steps.core.check()
+        steps.check()
         steps.meet_now()
         if model is not None:
             buffers = [
