@@ -10,7 +10,7 @@ from packaging.version import Version
 from hvd_sparse.cli.installation import Facts
 
 MINIMUM_TORCH = Version("2.3")
-MINIMUM_FSDP2 = Version("2.6")  # a torch with hooks of FSDP2
+MINIMUM_FSDP2 = Version("2.7")  # whose groups have an all-reduce hook
 MINIMUM_HOROVOD = Version("0.28")
 NAMES = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 
@@ -128,7 +128,9 @@ def _lacks_of_distributed(facts: Facts) -> Iterator[Problem]:
 def _lacks_of_fsdp2(facts: Facts) -> Iterator[Problem]:
     torch = facts["torch"]
     if torch is not None and MINIMUM_TORCH <= Version(torch) < MINIMUM_FSDP2:
-        yield Problem(f"torch {torch} has no FSDP2", f"pip install 'torch>={MINIMUM_FSDP2}'")
+        yield Problem(
+            f"torch {torch} has no FSDP2 for hooks", f"pip install 'torch>={MINIMUM_FSDP2}'"
+        )
 
 
 def _lacks_of_tensorflow(facts: Facts) -> Iterator[Problem]:

@@ -7,7 +7,7 @@
     exchange = attach(model, optimizer, LAGS)
 
 The options of compressions, and what an `Exchange` has, are those of hvd_sparse.ddp; checkpoints
-are those of torch.distributed.checkpoint. It takes PyTorch 2.6 or newer.
+are those of torch.distributed.checkpoint. It takes PyTorch 2.7 or newer.
 """
 
 from hvd_sparse.compression import (

@@ -3,7 +3,7 @@
 FSDP2 has no public way to leave the all-reduce between replicas to somebody else: on a mesh of two
 dimensions it reduces by itself, and then calls the hook of set_all_reduce_hook. A group whose mesh
 has shards alone reduces nothing between replicas, and that is what `take_over` makes of it. What
-this file reads of PyTorch's private classes has stood in them since PyTorch 2.6.
+this file reads of PyTorch's private classes is the same from PyTorch 2.7 to 2.15.
 """
 
 from __future__ import annotations
@@ -95,6 +95,12 @@ class Group:
             raise UnsupportedError(
                 "a module has an all-reduce hook already, which would get the gradients of one "
                 "replica: do not call set_all_reduce_hook"
+            )
+        copies = getattr(self._group.offload_policy, "pin_memory", False)
+        # Before, FSDP2 hands out gradients whose copy from a GPU is still in flight.
+        if copies and self._group.device.type != "cpu" and torch.__version__ < "2.13":
+            raise UnsupportedError(
+                f"CPUOffloadPolicy(pin_memory=True) takes PyTorch 2.13, got {torch.__version__}"
             )
         factor = getattr(self._group, "gradient_divide_factor", None)
         if factor is not None:

@@ -90,10 +90,10 @@ def test_without_horovod_the_command_says_what_works_and_how_to_have_the_rest(do
 
 
 def test_an_older_torch_has_no_fsdp2(doctor):
-    result = doctor(altered("torch", value="2.5.1"))
+    result = doctor(altered("torch", value="2.6.0"))
     assert result.exit_code == 0
     assert "Ready: hvd_sparse.ddp under torchrun" in result.output
-    assert "Not ready: hvd_sparse.fsdp under torchrun: torch 2.5.1 has no FSDP2" in result.output
+    assert "Not ready: hvd_sparse.fsdp under torchrun: torch 2.6.0 has no FSDP2" in result.output
 
 
 def test_the_remedy_of_a_problem_is_printed_once(doctor):
