@@ -17,7 +17,6 @@ from tests.gpus import DEVICE
 from tests.parallel_ddp.groups import Group
 from tests.parallel_fsdp.fsdp_framework import App, mesh_of, mesh_of_some
 from tests.parallel_fsdp.nets import (
-    SPARSE,
     adam,
     all_meshes,
     assert_close,
@@ -29,6 +28,9 @@ from tests.parallel_fsdp.nets import (
     net,
     train,
 )
+
+# Every shard can be sparse, however small.
+SPARSE = LAGS(adaptive=False, warmup=None, density=0.1, layers=Layers(min_numel=1))
 
 
 @pytest.fixture

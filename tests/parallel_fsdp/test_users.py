@@ -14,6 +14,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import Shard
 
 from hvd_sparse.fsdp import attach
+from tests.marks import long
 from tests.parallel_fsdp.nets import (
     KEPT,
     SPARSE,
@@ -60,13 +61,18 @@ def test_dense_sums_train_as_fsdp2_does(habit):
         exchange = attach(ours, optimizer, KEPT)
         train(theirs, adam(theirs), **habits)
         train(ours, optimizer, **habits)
-        assert_close(local(ours), local(theirs))
+        # Three ranks' sums have another last bit, which a forward pass in bfloat16 enlarges.
+        atol = 2e-3 if "mp_policy" in shape.get("policy", {}) else 1e-6
+        assert_close(local(ours), local(theirs), atol=atol)
         assert_equal_replicas(ours, mesh)
         if mesh.size(0) > 1:
             assert exchange.stats.last.step == 2
 
 
-@pytest.mark.parametrize("habit", HABITS)
+@pytest.mark.parametrize(
+    "habit",
+    [habit if "accumulation" in habit or habit == "clipping" else long(habit) for habit in HABITS],
+)
 def test_a_selection_trains_and_replicas_stay_equal(habit):
     shape, habits = HABITS[habit]
     for mesh in meshes():
