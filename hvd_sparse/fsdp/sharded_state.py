@@ -82,10 +82,9 @@ def read(
     """
     rows = _rows_of(saved)
     fits = rows[0]["mesh"] == [mesh.replicas, mesh.shards]
-    own = rows[mesh.ranks.index(exchange.world.job_rank)]
+    having = [rows[job.rank]] if fits else rows
 
     def part_of(part: str) -> dict[str, torch.Tensor]:
-        having = [own] if fits else rows
         names = {name for row in having for name in row["has"].get(part, ())}
         return {name: shard_of(saved[part][name])[0] for name in names}
 
@@ -95,6 +94,7 @@ def read(
     if not fits:
         held = _in_common(exchange, rows) | {"local": rows[0]["local"]}
     else:
+        (own,) = having
         states = {unit: np.array(one, np.float32) for unit, one in own["states"].items()}
         tensors = {unit: torch.from_numpy(one) for unit, one in states.items()}
         held = {**_in_common(exchange, rows), **_without_mesh(own), "states": tensors}
