@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,14 +10,7 @@ import torch.distributed as dist
 
 from hvd_sparse.compression import Compression
 from hvd_sparse.errors import UnsupportedError
-from hvd_sparse.fsdp.groups import (
-    Mesh,
-    common_mesh,
-    groups_of,
-    groups_to_take,
-    named_in,
-    reshard,
-)
+from hvd_sparse.fsdp.groups import Group, Mesh, common_mesh, groups_of, groups_to_take, named_in
 from hvd_sparse.fsdp.host import ShardHost
 from hvd_sparse.fsdp.sharded_steps import ShardedSteps
 from hvd_sparse.fsdp.user_exchange import Exchange
@@ -76,20 +68,20 @@ def attach(
             MPI.
     """
     check_kind("model", model, torch.nn.Module)
-    check_kind("optimizer", optimizer, torch.optim.Optimizer)
     groups = groups_of(model)
     mesh = common_mesh(groups)
     host = ShardHost(mesh, call="attach()")
-    host.require_initialized()
+    taken: list[Group] = []
 
     def prepare() -> Settings:
         for group in groups:
             group.check()
+        taken.extend(groups_to_take(groups, optimizer))
         settings = Settings.checked(
             optimizer,
             compression,
             host=host,
-            named=named_in(model, groups_to_take(groups, optimizer)),
+            named=named_in(model, taken),
             op=op,
             gradient_predivide_factor=gradient_predivide_factor,
             grad_scaler=grad_scaler,
@@ -97,14 +89,17 @@ def attach(
         _check_compression(settings.compression, mesh, settings.named)
         return settings
 
+    def reshard() -> None:
+        for group in taken:
+            group.reshard()
+
     attachment = connect(optimizer, prepare, host=host, plain=ShardedSteps, again=True)
     exchange = attachment.exchange
     if exchange is not None:
-        taken = groups_to_take(groups, optimizer)
         if isinstance(exchange, ShardedSteps):
             exchange.follow(taken)
         elif isinstance(exchange, LocalSteps):
-            exchange.before_move = partial(reshard, taken)
+            exchange.before_move = reshard
         for group in taken:
             group.take_over(attachment.renewal)
     attachment.loss_note.may_be_apart = True

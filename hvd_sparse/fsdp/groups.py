@@ -247,12 +247,6 @@ def named_in(model: torch.nn.Module, groups: list[Group]) -> NamedParameters:
     return named
 
 
-def reshard(groups: list[Group]) -> None:
-    """Drops the whole parameters of groups."""
-    for group in groups:
-        group.reshard()
-
-
 def _groups_in(module: FSDPModule) -> Iterator[Any]:
     state = module._get_fsdp_state()
     several = getattr(state, "_fsdp_param_groups", None)

@@ -37,7 +37,7 @@ _Rows = Sequence[dict[str, Any]]  # the texts of all ranks
 
 # Parts of the state that have a tensor for a parameter: of every exchange; and of one whose ranks
 # take local steps, whose weights and optimizer's state are their own.
-RESIDUALS, _VELOCITIES = "residuals", "velocities"
+_RESIDUALS, _VELOCITIES = "residuals", "velocities"
 _LOCAL_PARTS = ("common", "start", "taken", "averages", "outer")
 _WEIGHTS = "weights"
 _MOMENT = "moment "  # and its name in the optimizer's state
@@ -54,7 +54,7 @@ def save(exchange: GradientExchange, job: Job, mesh: Mesh) -> dict[str, Any]:
         mesh: The mesh.
     """
     own = state.save(exchange)
-    parts: dict[str, _Tensors] = {name: own.pop(name) for name in (RESIDUALS, _VELOCITIES)}
+    parts: dict[str, _Tensors] = {name: own.pop(name) for name in (_RESIDUALS, _VELOCITIES)}
     own["states"] = {unit: one.tolist() for unit, one in own["states"].items()}
     if isinstance(exchange, LocalSteps):
         parts |= {name: own["local"].pop(name) for name in _LOCAL_PARTS}
@@ -89,7 +89,7 @@ def read(
         return {name: shard_of(saved[part][name])[0] for name in names}
 
     parts = {part: part_of(part) for part in saved if part != _RANKS}
-    residuals = _with_a_place(exchange, job, parts[RESIDUALS])
+    residuals = _with_a_place(exchange, job, parts[_RESIDUALS])
     velocities = {name: one.flatten() for name, one in parts[_VELOCITIES].items()}
     if not fits:
         held = _in_common(exchange, rows) | {"local": rows[0]["local"]}
@@ -100,7 +100,7 @@ def read(
         held = {**_in_common(exchange, rows), **_without_mesh(own), "states": tensors}
     if held["local"] is not None:
         held["local"] = {**held["local"], **{part: parts.get(part, {}) for part in _LOCAL_PARTS}}
-    return {**held, RESIDUALS: residuals, _VELOCITIES: velocities}
+    return {**held, _RESIDUALS: residuals, _VELOCITIES: velocities}
 
 
 @torch.no_grad()
@@ -128,12 +128,12 @@ def to_be_spread(
     sizes = {name: getattr(one, "size", ()) for name, one in metadata.items()}
     residuals = {}
     for name, param in exchange.named:
-        ending = f".{RESIDUALS}.{name}"
+        ending = f".{_RESIDUALS}.{name}"
         replicas = [size[0] for key, size in sizes.items() if key.endswith(ending) and size]
         if not replicas:
             raise CheckpointMismatchError(f"{folder} holds no residual of '{name}'")
         residuals[name] = _whole(None, param, mesh, replicas[0], spread=True)
-    return {RESIDUALS: residuals, _RANKS: ""}
+    return {_RESIDUALS: residuals, _RANKS: ""}
 
 
 def spread(exchange: GradientExchange, job: Job, saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,11 +153,11 @@ def spread(exchange: GradientExchange, job: Job, saved: Mapping[str, Any]) -> di
         state.require_met(rows[0]["local"])
     world = exchange.world
     shares = {}
-    for name, one in saved[RESIDUALS].items():
+    for name, one in saved[_RESIDUALS].items():
         total = shard_of(one).double().sum(0).flatten().cpu().numpy()
         shares[name] = torch.from_numpy(share_of(total, rank=world.rank, size=world.size))
     residuals = _with_a_place(exchange, job, shares)
-    return {**_in_common(exchange, rows), "local": None, RESIDUALS: residuals, _VELOCITIES: {}}
+    return {**_in_common(exchange, rows), "local": None, _RESIDUALS: residuals, _VELOCITIES: {}}
 
 
 def _rows_of(saved: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -232,8 +232,9 @@ def _whole(
     assert isinstance(sharded, Shard)
     placements: list[Placement] = [Replicate() if spread else Shard(0)] * 2
     placements[mesh.shard_dim] = Shard(1 + sharded.dim)
-    own = torch.zeros((replicas if spread else 1, *shard.shape), device=shard.device)
-    if part is not None:
+    if part is None:
+        own = torch.zeros((replicas if spread else 1, *shard.shape), device=shard.device)
+    else:
         own = part.detach().view(1, *shard.shape).clone()
     whole = torch.empty((replicas, *param.shape), device="meta")
     return DTensor.from_local(

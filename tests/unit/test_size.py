@@ -32,7 +32,7 @@ MOST = {
     "hvd_sparse/compression": 814,
     "hvd_sparse/ddp": 995,
     "hvd_sparse/exchange": 969,
-    "hvd_sparse/fsdp": 599,
+    "hvd_sparse/fsdp": 591,
     "hvd_sparse/places": 208,
     "hvd_sparse/planning": 1896,
     "hvd_sparse/pytorch": 4024,
