@@ -73,6 +73,29 @@ def run(command: list[str], *, timeout: float, **extra: str) -> Job:
     return Job(process.returncode, output, time.monotonic() - start)
 
 
+def ranks_alone(ranks: int, program: list[str], *, timeout: float = 120) -> list[tuple[int, str]]:
+    """Runs ranks of torch.distributed, of which no launcher ends those that others leave behind.
+
+    Returns:
+        The status and the output of each rank.
+    """
+    port = str(free_port())
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *program],
+            env=environment(
+                RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=port
+            ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    outputs = [process.communicate(timeout=timeout)[0] for process in processes]
+    return [(one.returncode, text) for one, text in zip(processes, outputs, strict=True)]
+
+
 def mpirun(
     ranks: int, program: list[str], *, timeout: float, inside: Sequence[str] = (), **extra: str
 ) -> Job:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
-from tests.jobs.launch import environment, free_port, run
+from tests.jobs.launch import free_port, ranks_alone, run
 from tests.marks import long
 
 PROGRAM = "tests/jobs/ddp_ranks.py"
@@ -65,25 +63,14 @@ def test_a_restarted_job_ends_like_one_that_was_not_interrupted(ranks, tmp_path)
 
 @pytest.mark.parametrize("call", ["step", "save", long("allreduce")])
 def test_a_killed_rank_ends_any_call_on_all_others_with_its_number(tmp_path, call):
-    ranks, port = 4 if call == "step" else 3, str(free_port())
-    processes = []
-    for rank in range(ranks):  # without torchrun, which would end the others itself
-        env = environment(
-            RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=port
-        )
-        command = [sys.executable, PROGRAM, str(tmp_path), "killed", str(STEPS), "--die", "2"]
-        command += [] if call == "step" else ["--in", call]
-        processes.append(
-            subprocess.Popen(
-                command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-            )
-        )
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
-    for rank, (process, output) in enumerate(zip(processes, outputs, strict=True)):
+    ranks = 4 if call == "step" else 3
+    program = [PROGRAM, str(tmp_path), "killed", str(STEPS), "--die", "2"]
+    program += [] if call == "step" else ["--in", call]
+    for rank, (status, output) in enumerate(ranks_alone(ranks, program)):
         if rank == 2:
-            assert process.returncode == -9
+            assert status == -9
             continue
-        assert process.returncode == 1, output
+        assert status == 1, output
         told = re.search(rf"rank {rank} after ([\d.]+) s: PeerLostError: .*rank 2", output)
         assert told, output
         assert float(told[1]) < 10

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 
-from tests.jobs.launch import ROOT, environment, free_port, run
+from tests.jobs.launch import ROOT, free_port, ranks_alone, run
 from tests.jobs.test_ddp import torchrun
 from tests.jobs.test_ddp_adapters import packages
 from tests.marks import long
@@ -24,25 +22,14 @@ RANKS = 4
     [long("forward"), long("backward"), "commit", long("between"), long("meeting"), "error"],
 )
 def test_a_rank_that_dies_or_errs_ends_all_others(phase):
-    port, processes = str(free_port()), []
-    for rank in range(RANKS):  # without torchrun, which would end the others itself
-        env = environment(
-            RANK=str(rank), WORLD_SIZE=str(RANKS), MASTER_ADDR="127.0.0.1", MASTER_PORT=port
-        )
-        command = [sys.executable, PROGRAM, phase]
-        processes.append(
-            subprocess.Popen(
-                command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-            )
-        )
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
-    assert processes[-1].returncode == (1 if phase == "error" else -9), outputs[-1]
-    for rank, (process, output) in enumerate(zip(processes[:-1], outputs, strict=False)):
-        assert process.returncode == 1, output
+    *others, (status, last) = ranks_alone(RANKS, [PROGRAM, phase])
+    assert status == (1 if phase == "error" else -9), last
+    for rank, (status, output) in enumerate(others):
+        assert status == 1, output
         told = re.search(rf"rank {rank} after ([\d.]+) s: ", output)
         assert told, output
         assert float(told[1]) < 10
-    told = "\n".join(outputs)
+    told = "\n".join([*(output for _, output in others), last])
     if phase == "error":
         assert "ended the exchange: unhandled RuntimeError: a fault of the program" in told
     else:
