@@ -69,14 +69,14 @@ class Model(TorchModel):
         compression: Compression | None,
         shapes: Shapes,
         *,
-        dtype: str,
-        passes: int,
-        loss_scale: float | None,
-        rate: float,
-        optimizer: str,
-        op: str,
-        predivide: float,
         mesh: DeviceMesh,
+        dtype: str = "float32",
+        op: str = "Sum",
+        predivide: float = 1.0,
+        passes: int = 1,
+        loss_scale: float | None = None,
+        rate: float = 1.0,
+        optimizer: str = "SGD",
     ) -> None:
         self._dtype = getattr(torch, dtype)
         self._shards = shards = mesh.size(1)
@@ -176,24 +176,8 @@ class Fsdp(Ddp):
         compression: Compression | None,
         shapes: Shapes = SHAPES,
         *,
-        dtype: str = "float32",
-        op: str = "Sum",
-        predivide: float = 1.0,
-        passes: int = 1,
-        loss_scale: float | None = None,
-        rate: float = 1.0,
-        optimizer: str = "SGD",
-        ranks: Any = None,
+        ranks: Group | None = None,
+        **options: Any,
     ) -> Model:
-        return Model(
-            compression,
-            shapes,
-            dtype=dtype,
-            passes=passes,
-            loss_scale=loss_scale,
-            rate=rate,
-            optimizer=optimizer,
-            op=op,
-            predivide=predivide,
-            mesh=self.mesh if ranks is None else mesh_of_some(ranks),
-        )
+        mesh = self.mesh if ranks is None else mesh_of_some(ranks)
+        return Model(compression, shapes, mesh=mesh, **options)
