@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -21,23 +22,35 @@ def gradient_of(rank: int, numel: int) -> np.ndarray:
     return np.rint(1e3 * (shared + own)).astype(np.float32)
 
 
-def exchange_once(collective: str, size: int, *, numel: int, k: int) -> list[tuple]:
-    """Runs one step between `size` ranks, which are threads; returns (sum, residual) of each."""
+def exchange_once(
+    collective: str,
+    gradients: Sequence[np.ndarray],
+    *,
+    k: int,
+    indices: str = "plain",
+    values: str = "float32",
+) -> list[tuple[np.ndarray, np.ndarray, int]]:
+    """Runs one step between ranks that are threads, one for each gradient.
+
+    Returns the sum, the residual and the bytes sent of each rank.
+    """
+    size, numel = len(gradients), gradients[0].size
     world = _core.LoopbackWorld(size)
 
-    def run(rank: int) -> tuple[np.ndarray, np.ndarray]:
+    def run(rank: int) -> tuple[np.ndarray, np.ndarray, int]:
         exchange = Exchange.over_loopback(world, rank)
         try:
             bucket = exchange.add_bucket(
                 collective, numels=[numel], segments=[numel], max_ks=[k],
                 sparsifier=as_sparsifier("top_k"), collective=collective,
+                indices=indices, values=values,
             )  # fmt: skip
-            total, residual = gradient_of(rank, numel), np.zeros(numel, np.float32)
+            total, residual = gradients[rank].copy(), np.zeros(numel, np.float32)
             states = np.zeros((1, 4), np.float32)
-            ArraySteps(exchange, bucket).run(
+            stats = ArraySteps(exchange, bucket).run(
                 [Buffer.of(total)], residual=Buffer.of(residual), states=Buffer.of(states)
             )
-            return total, residual
+            return total, residual, stats.bytes_sent
         finally:
             exchange.close()
 
@@ -47,13 +60,19 @@ def exchange_once(collective: str, size: int, *, numel: int, k: int) -> list[tup
 
 def is_right(collective: str, size: int, *, numel: int = 2000, k: int = 20) -> bool:
     """Returns true if all ranks have equal bits, nothing is lost and the sum is right."""
-    ranks = exchange_once(collective, size, numel=numel, k=k)
-    total = ranks[0][0]
-    same = all(other.tobytes() == total.tobytes() for other, _ in ranks)
     gradients = [gradient_of(rank, numel) for rank in range(size)]
+    ranks = exchange_once(collective, gradients, k=k)
+    total = ranks[0][0]
+    same = all(other.tobytes() == total.tobytes() for other, _, _ in ranks)
     came_in = np.sum(gradients, axis=0, dtype=np.float64)
-    is_there = total + np.sum([residual for _, residual in ranks], axis=0, dtype=np.float64)
+    is_there = total + np.sum([residual for _, residual, _ in ranks], axis=0, dtype=np.float64)
     right = same and bool(np.array_equal(came_in, is_there))
-    blocks = [oracle.top_k(gradient, k) for gradient in gradients]
-    expected = oracle.COLLECTIVES[collective](blocks, k).block.to_dense(numel)
-    return right and bool(np.array_equal(total, expected))
+    return right and bool(np.array_equal(total, oracle.sum_of(collective, gradients, k)))
+
+
+def bytes_of(collective: str, size: int, *, numel: int, k: int) -> float:
+    """Returns the bytes that a rank sends, on average, if all select alone, in packed int4."""
+    draws = [np.random.default_rng(rank) for rank in range(size)]
+    gradients = [one.standard_normal(numel, dtype=np.float32) for one in draws]
+    ranks = exchange_once(collective, gradients, k=k, indices="packed", values="int4")
+    return float(np.mean([sent for _, _, sent in ranks]))

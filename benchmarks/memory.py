@@ -37,7 +37,7 @@ def needed(model: Model, ranks: int, modes: Sequence[str], *, ddp: bool = False)
         if mode not in ("compute", "dense") and not mode.startswith("DDP"):
             compression = compression_of(mode)
             entries = entries_to_send(model.numel, compression.density)
-            sums = compression.collective == SHARD_SUM
+            sums = compression.collective_name == SHARD_SUM
             blocks = 2 * _FLOAT * entries if sums else (ranks + 2) * _ENTRY * entries
             per_rank += _FLOAT * model.numel + blocks
     return ranks * per_rank

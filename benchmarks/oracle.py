@@ -157,31 +157,79 @@ def recursive_doubling(blocks: Sequence[Block]) -> Reduced:
     return Reduced(running[0], [block.indices for block in blocks])
 
 
-def split_allgather(blocks: Sequence[Block], k: int) -> Reduced:
-    """Keeps the `k` largest entries of the sum; ranks' entries at those indices are delivered.
+def shard_topk(
+    accumulated: Sequence[ArrayLike],
+    segments: Sequence[int],
+    ks: Sequence[int],
+    sums: float = 12,
+) -> tuple[NDArray[np.float32], list[NDArray[np.float32]]]:
+    """Sends each rank's `top_k` to the owners of shards, and the owners' largest sums to all.
+
+    Rank j owns the entries [j d / P, (j + 1) d / P), and selects outside of them: of each segment
+    in proportion to the part there, rounded up. What arrives joins the owner's residual. From there
+    it takes, of each segment, `sums` times the mean number of entries that the others sent, and one
+    at least. A single rank takes its `top_k`.
 
     Args:
-        blocks: The selected block of each rank; their sizes may differ.
-        k: Number of entries of the sum that are kept; a single rank keeps all.
+        accumulated: For each rank, residual + gradient; float32, flat.
+        segments: Number of entries of each unit of selection.
+        ks: Number of entries asked for in each unit.
+        sums: Of the sums, this factor times k are sent on.
 
-    Reference:
-        Li and Hoefler, "Near-optimal sparse allreduce for distributed deep learning", PPoPP 2022,
-        https://arxiv.org/abs/2201.07598
+    Returns:
+        The dense sum that all ranks apply, and the residual of each rank.
     """
-    total = recursive_doubling(blocks).block
-    if len(blocks) > 1:
-        total = keep_top_k(total, k)
-    return Reduced(total, [np.intersect1d(block.indices, total.indices) for block in blocks])
+    residuals = [np.array(array, dtype=np.float32).ravel() for array in accumulated]
+    size, numel = len(residuals), residuals[0].size
+    shards = [(numel * j // size, numel * (j + 1) // size) for j in range(size)]
+    if size == 1:
+        shards = [(numel, numel)]
+    parts: list[list[list[Block]]] = []  # by rank and segment, on either side of its shard
+    for residual, (begin, end) in zip(residuals, shards, strict=True):
+        parts.append([])
+        offset = 0
+        for segment, k in zip(segments, ks, strict=True):
+            parts[-1].append([])
+            for low, high in (
+                (offset, min(offset + segment, begin)),
+                (max(offset, end), offset + segment),
+            ):
+                if low < high:
+                    found = top_k(residual[low:high], -(-k * (high - low) // segment))
+                    parts[-1][-1].append(Block(found.indices + low, found.values))
+            offset += segment
+    blocks = [_joined([one for of_segment in rank for one in of_segment]) for rank in parts]
+    for residual, block in zip(residuals, blocks, strict=True):
+        residual[block.indices] = 0
+    if size == 1:
+        return to_dense(blocks[0], numel), residuals
+    applied = np.zeros(numel, dtype=np.float32)
+    total = allgather(blocks).block
+    for owner, (begin, end) in enumerate(shards):
+        own = (begin <= total.indices) & (total.indices < end)
+        residuals[owner][total.indices[own]] += total.values[own]
+        offset = 0
+        for segment in segments:
+            low, high = max(begin, offset), min(end, offset + segment)
+            offset += segment
+            if low >= high:
+                continue
+            arrived = sum(int(((low <= b.indices) & (b.indices < high)).sum()) for b in blocks)
+            quota = max(1, math.ceil(sums * arrived / (size - 1)))
+            taken = top_k(residuals[owner][low:high], quota)
+            applied[taken.indices + low] = taken.values
+            residuals[owner][taken.indices + low] = 0
+    return applied, residuals
 
 
-def hierarchical(
+def nodes_first(
     accumulated: Sequence[ArrayLike],
     segments: Sequence[int],
     ks: Sequence[int],
     local_size: int,
-    slack: float = 1.0,
+    collective: Callable[[Sequence[Block], int], Reduced],
 ) -> tuple[NDArray[np.float32], list[NDArray[np.float32]]]:
-    """Sums each node's residuals, and runs `gtopk` of `top_k` on each shard between the nodes.
+    """Sums each node's residuals, and exchanges `top_k` of each shard between the nodes.
 
     Local rank j owns the entries [j d / L, (j + 1) d / L). It sums its node's values there,
     beginning with its own, then those of the local ranks below it, around the node. Of each segment
@@ -192,7 +240,7 @@ def hierarchical(
         segments: Number of entries of each unit of selection.
         ks: Number of entries asked for in each unit.
         local_size: Ranks on a node; rank r is on node r // local_size.
-        slack: Slack of `gtopk`.
+        collective: The exchange, one of `COLLECTIVES`.
 
     Returns:
         The dense sum that all ranks apply, and the residual of each rank.
@@ -224,14 +272,8 @@ def hierarchical(
                     part = top_k(shard[low - begin : high - begin], share)
                     parts.append(Block(part.indices + (low - begin), part.values))
             offset += segment
-        joined = [
-            Block(
-                np.concatenate([np.zeros(0, np.int64), *(part.indices for part in parts)]),
-                np.concatenate([np.zeros(0, np.float32), *(part.values for part in parts)]),
-            )
-            for parts in blocks
-        ]
-        reduced = gtopk(joined, asked, slack)
+        joined = [_joined(parts) for parts in blocks]
+        reduced = collective(joined, asked)
         applied[begin:end] = to_dense(reduced.block, end - begin)
         for owner, shard, delivered in zip(owners, shards, reduced.delivered, strict=True):
             residuals[owner][begin:end] = settle(shard, delivered)
@@ -245,18 +287,38 @@ def settle(residual: ArrayLike, delivered: NDArray[np.int64]) -> NDArray[np.floa
     return rest
 
 
+def _joined(parts: Sequence[Block]) -> Block:
+    """Returns the entries of blocks that follow each other."""
+    return Block(
+        np.concatenate([np.zeros(0, np.int64), *(part.indices for part in parts)]),
+        np.concatenate([np.zeros(0, np.float32), *(part.values for part in parts)]),
+    )
+
+
 def _largest(values: NDArray[np.float32], k: int) -> NDArray[np.int64]:
     """Returns the ascending positions of the `k` largest magnitudes; ties go to the lower one."""
     order = np.argsort(-np.abs(values), kind="stable")
     return np.sort(order[:k]).astype(np.int64)
 
 
-# Each collective by name: the sum of the ranks' blocks, given k. Hierarchical stands here for ranks
-# that are nodes of their own: gtopk.
+# Each collective by name that sums blocks alone, without regard to residuals: their sum, given k.
 COLLECTIVES: dict[str, Callable[[Sequence[Block], int], Reduced]] = {
     "allgather": lambda blocks, _: allgather(blocks),
     "gtopk": gtopk,
-    "hierarchical": gtopk,
     "recursive_doubling": lambda blocks, _: recursive_doubling(blocks),
-    "split_allgather": split_allgather,
 }
+
+
+def sum_of(collective: str, accumulated: Sequence[ArrayLike], k: int) -> NDArray[np.float32]:
+    """Returns the dense sum that a collective applies, if each rank selects its `top_k`.
+
+    Args:
+        collective: Name of the collective.
+        accumulated: For each rank, residual + gradient; float32, flat, one unit of selection.
+        k: Number of entries asked for.
+    """
+    arrays = [np.asarray(array, dtype=np.float32).ravel() for array in accumulated]
+    if collective == "shard_topk":
+        return shard_topk(arrays, [arrays[0].size], [k])[0]
+    blocks = [top_k(array, k) for array in arrays]
+    return COLLECTIVES[collective](blocks, k).block.to_dense(arrays[0].size)

@@ -90,7 +90,6 @@ def jobs_of_sweep(
             f"LAGS(density={row.density}, warmup=None, adaptive=False, collective={name!r})"
         )
         for name in COLLECTIVES
-        if name != "hierarchical"  # with one rank on each host it is gtopk
     }  # fmt: skip
     modes |= {f"Dense, {values}": f"Dense(values={values!r})" for values in SWEPT_VALUES}
     modes["LAGS"] = f"LAGS(density={row.density}, warmup=None)"

@@ -18,7 +18,7 @@ _STYLES: dict[str, dict[str, Any]] = {
     "LAGS, allgather": {"linestyle": ":", "color": "#E69F00"},
     "LAGS, gtopk": {"linestyle": ":", "color": "#009E73"},
     "LAGS, recursive_doubling": {"linestyle": ":", "color": "#CC79A7"},
-    "LAGS, split_allgather": {"linestyle": ":", "color": "#0072B2"},
+    "LAGS, shard_topk": {"linestyle": ":", "color": "#0072B2"},
     "Dense, float32": {"linestyle": "-.", "color": "#999999"},
     "Dense, bfloat16": {"linestyle": "-.", "color": "#56B4E9"},
     "Dense, int8": {"linestyle": "-.", "color": "#000000"},

@@ -164,6 +164,15 @@ TODAY = {
     "GaussianK .01, own momentum": "GaussianK(density=0.01, feedback=Feedback(momentum='keep'))",
     "DDP": "DDP",
     "DDP, LAGS": 'Hooked(mode="LAGS")',
+    "DDP, LAGS by allgather": "Hooked(mode=\"LAGS(adaptive=False, collective='allgather')\")",
+    "DDP, LAGS by allgather, int4": (
+        "Hooked(mode=\"LAGS(adaptive=False, collective='allgather', "
+        "wire=Wire(values='int4', indices='packed'))\")"
+    ),
+    "DDP, LAGS by shard_topk": (
+        "Hooked(mode=\"LAGS(adaptive=False, collective='shard_topk', "
+        "wire=Wire(values='int4', indices='packed'))\")"
+    ),
     "DDP, fp16": 'DDP(hook="fp16")',
     **{
         f"DDP, fp16, {every} batches accumulated": f'Accumulated(every={every}, hook="fp16")'
@@ -282,7 +291,6 @@ SAME_WITHOUT_A_NETWORK = {
     "AdaComm 16, dense, minutes": TODAY["AdaComm 16, dense"],
     "local auto, LAGS .1": TODAY["local 8, LAGS .1"],
     "dense, fp16": "Dense",
-    "DDP": "Dense",
     "DDP, fp16": "Dense",
 }
 
@@ -320,6 +328,7 @@ def learn(
     steps: Annotated[int, typer.Option(min=2 * BLOCK, help="of each training")] = 2000,
     seeds: Annotated[int, typer.Option(min=1, help="of each method's best rate")] = 1,
     rates: Annotated[int, typer.Option(min=1, max=3, help="learning rates, middle first")] = 3,
+    ranks: Ranks = RANKS,
 ) -> None:
     """Trains without a network, all methods equally many steps."""
     store = Store(folder)
@@ -328,10 +337,11 @@ def learn(
         methods = picked(methods_of(one), method)
         low, middle, high = one.rates
         tried = (middle, high, low)[:rates]
-        runs = [Run(one.name, text, rate, steps) for rate in tried for text in methods.values()]
-        failed += make(runs, store, every=BLOCK)
+        runs = [Run(one.name, text, 0, steps, ranks=ranks) for text in methods.values()]
+        every = [replace(run, rate=rate) for rate in tried for run in runs]
+        failed += make(every, store, every=BLOCK)
         for seed in range(1, seeds):
-            best = [tuned(store, Run(one.name, text, 0, steps), tried) for text in methods.values()]
+            best = [tuned(store, run, tried) for run in runs]
             failed += make([replace(run, seed=seed) for run in best], store, every=BLOCK)
     finish(failed)
 

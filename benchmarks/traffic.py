@@ -92,7 +92,7 @@ class Rank:
             segments=[numel],
             max_ks=[entries_to_send(numel, compression.density)],
             sparsifier=as_sparsifier(compression.sparsifier),
-            collective=compression.collective,
+            collective=compression.collective_name,
             collective_options=compression.collective_options,
             indices=compression.indices,
             values=compression.values,
@@ -118,8 +118,8 @@ def traffic_of(stream: list[np.ndarray], ranks: int, compression: Compression) -
     numel = stream[0].size
     world = _core.LoopbackWorld(ranks, 60.0)
     # In a dense sum each rank sends P - 1 shares of the gradient, and gets as many sums back.
-    messages = ranks * (ranks - 1) * (2 if compression.collective == SHARD_SUM else 1)
-    each = numel / ranks if compression.collective == SHARD_SUM else numel
+    messages = ranks * (ranks - 1) * (2 if compression.collective_name == SHARD_SUM else 1)
+    each = numel / ranks if compression.collective_name == SHARD_SUM else numel
     total = Traffic()
     with ThreadPoolExecutor(ranks) as threads:
         members = list(
@@ -163,7 +163,7 @@ def main(
             verified &= total.right
             bits = total.bits / total.entries
             facts = {"bits": bits, "less": 32 / bits}
-            if compression.collective != SHARD_SUM:
+            if compression.collective_name != SHARD_SUM:
                 facts["per sent"] = total.bits / total.selected
             rows.append(Row(f"{model}: {name}", None, facts))
     settings = {"steps": steps, "ranks": ranks, "seed": seed}

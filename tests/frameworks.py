@@ -124,7 +124,7 @@ class Framework(ABC):
         tells_faults: True if an error tells a NaN from a value beyond float32, for which gradients
             on the CPU are searched.
         scales_narrow: True if the loss can be scaled where gradients are float16 or bfloat16.
-        shares_residuals: True if "hierarchical" can add up the residuals of a node.
+        shares_residuals: True if the residuals of a node can be added up first.
         undoes_skipped: True if a step that the loss scaling skips leaves no trace; otherwise
             residuals keep its finite gradients.
         steps_on_device: True if a bucket with `gaussian` and `gtopk` takes its step on the device,

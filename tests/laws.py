@@ -87,6 +87,7 @@ class Rank:
     values: str = "float32"
     slack: float = 1.0
     scale: float = 1.0
+    nodes_first: bool = False
     momentum: float = 0.0
     device: str = CPU
     dtype: str | None = None  # type of gradients in memory; None: that of the given array
@@ -111,6 +112,7 @@ class Rank:
             indices="packed" if self.packed else "plain",
             values=self.values,
             device=self.device,
+            nodes_first=self.nodes_first,
         )
 
     @property

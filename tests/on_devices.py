@@ -15,9 +15,6 @@ _ON_A_GPU = pytest.param(
 @pytest.fixture(params=[CPU, _ON_A_GPU])
 def device(request):
     """The device of a test's gradients and residuals: the CPU, and a GPU if there is one."""
-    collective = request.node.callspec.params.get("collective")
-    if request.param == GPU and collective == "hierarchical":
-        pytest.skip("'hierarchical' adds up residuals on the CPU, and takes no others")
     return request.param
 
 

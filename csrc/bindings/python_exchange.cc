@@ -164,7 +164,7 @@ void BindExchange(py::module_& m) {
              std::vector<std::int64_t> segment_numels, std::vector<std::int64_t> max_ks,
              std::string sparsifier, SparsifierOptions sparsifier_options, std::string collective,
              const std::map<std::string, double>& collective_options, bool packed,
-             const std::string& values, const std::string& device) {
+             const std::string& values, const std::string& device, bool nodes_first) {
             const bool is_sparse = FindCollective(collective).IsSparse();
             return self.AddBucket(
                 {std::move(name),
@@ -176,12 +176,13 @@ void BindExchange(py::module_& m) {
                  std::move(collective),
                  CollectiveOptions::From(collective_options),
                  {packed, is_sparse ? ValuesFrom(values) : DenseValuesFrom(values)},
-                 DeviceFrom(device)});
+                 DeviceFrom(device),
+                 nodes_first});
           },
           py::arg("name"), py::kw_only(), py::arg("gradient_numels"), py::arg("segment_numels"),
           py::arg("max_ks"), py::arg("sparsifier"), py::arg("sparsifier_options"),
           py::arg("collective"), py::arg("collective_options"), py::arg("packed"),
-          py::arg("values"), py::arg("device") = "cpu")
+          py::arg("values"), py::arg("device") = "cpu", py::arg("nodes_first") = false)
       .def_property_readonly("local_size",
                              [](const Exchange& self) { return self.nodes().LocalSize(); })
       .def_property_readonly("checks", &Exchange::checks)

@@ -10,7 +10,7 @@
 #include "csrc/base/types.h"
 #include "csrc/bindings/python_buffers.h"
 #include "csrc/bindings/python_module.h"
-#include "csrc/collectives/collectives.h"
+#include "csrc/collectives/bucket_spec.h"
 #include "csrc/collectives/shard_sum.h"
 #include "csrc/collectives/sparse_allreduce.h"
 #include "csrc/cuda/base/device_block.h"
@@ -27,17 +27,13 @@ void BindFacts(py::module_& m) {
   py::class_<Collective>(m, "CollectiveFacts", "A collective's name and guarantees.")
       .def_readonly("name", &Collective::name)
       .def_readonly("delivers_all", &Collective::delivers_all)
-      .def_readonly("is_exact", &Collective::is_exact)
+      .def_readonly("has_owners", &Collective::has_owners)
       .def_property_readonly("is_sparse", &Collective::IsSparse);
   m.def("collective_facts", &AllCollectives);
   m.def("collectives", &CollectiveNames);
-  m.def(
-      "sums_nodes",
-      [](const std::string& collective, int size, int local_size) {
-        return FindCollective(collective).SumsNodesAmong(size, local_size);
-      },
-      py::arg("collective"), py::kw_only(), py::arg("size"), py::arg("local_size"),
-      "True if a collective sums nodes of so many ranks first.");
+  m.def("sums_nodes", &SumsNodes, py::arg("collective"), py::kw_only(), py::arg("nodes_first"),
+        py::arg("size"), py::arg("local_size"),
+        "True if an exchange sums nodes of so many ranks first.");
 
   m.def(
       "route_of",
@@ -53,8 +49,8 @@ void BindFacts(py::module_& m) {
   m.attr("index_bytes") = sizeof(Index);
   m.attr("value_bytes") = sizeof(float);
   m.attr("device_block_unit") = cuda::DeviceBlock::kUnit;
+  m.attr("shard_topk_sums") = CollectiveOptions().sums;
   m.attr("shard_sum_round_bytes") = kRoundBytes;
-  m.attr("steps_between_regions") = kStepsBetweenRegions;
 }
 
 }  // namespace hvd_sparse

@@ -36,6 +36,11 @@ std::int64_t BucketSpec::MaxAsked() const {
   return asked;
 }
 
+bool SumsNodes(const std::string& collective, bool nodes_first, int size, int local_size) {
+  if (FindCollective(collective).IsSparse()) return nodes_first;
+  return 1 < local_size && local_size < size;
+}
+
 void CheckSpec(const BucketSpec& spec) {
   const std::int64_t whole = spec.Numel();
   for (const std::int64_t numel : spec.gradient_numels) {
@@ -50,10 +55,8 @@ void CheckSpec(const BucketSpec& spec) {
           "': ", spec.max_ks.size(), " values of k for ", spec.segment_numels.size(), " segments");
   if (spec.wire.values == Values::kBinary) CheckBinary(spec);
   if (!spec.device.IsCpu()) {
-    const Collective& collective = FindCollective(spec.collective);
-    Require(!collective.IsSparse() || !collective.sums_nodes_first, "bucket '", spec.name,
-            "': collective '", spec.collective,
-            "' adds up residuals on the CPU, and takes none on ", spec.device.Name());
+    Require(!spec.nodes_first, "bucket '", spec.name,
+            "': nodes_first adds up residuals on the CPU, and takes none on ", spec.device.Name());
   }
   for (std::size_t s = 0; s < spec.max_ks.size(); ++s) {
     const std::int64_t k = spec.max_ks[s], numel = spec.segment_numels[s];

@@ -26,6 +26,10 @@ struct BucketSpec {
   CollectiveOptions collective_options = {};
   WireFormat wire = {};
   Device device = {};  ///< of the gradients and the residual
+  /// The ranks of a node add up their residuals first; each then has a shard of the node's sum, and
+  /// exchanges what it selects there with the owners of that shard, one on each node. A dense sum
+  /// does so by itself. See csrc/exchange/node_step.h and dense_node_step.h.
+  bool nodes_first = false;
 
   std::int64_t Numel() const;
   std::int64_t MaxAsked() const;  ///< the sum of max_ks over segments that are not empty
@@ -50,6 +54,10 @@ struct Launch {
   /// Returns the velocity of which delivered entries become 0; an empty one if none does.
   Span<float> MaskedVelocity() const { return masks_velocity ? velocity : Span<float>(); }
 };
+
+/// Returns true if nodes are summed first among `size` ranks with `local_size` on each node, by a
+/// dense sum only if there are several nodes of several ranks.
+bool SumsNodes(const std::string& collective, bool nodes_first, int size, int local_size);
 
 /// Throws InvalidArgument if the numbers do not fit together.
 void CheckSpec(const BucketSpec& spec);

@@ -17,6 +17,7 @@ struct Option {
 
 constexpr Option kOptions[] = {
     {"slack", &CollectiveOptions::slack, 1, HUGE_VAL},
+    {"sums", &CollectiveOptions::sums, 1, HUGE_VAL},
     {"scale", &CollectiveOptions::scale, 1, 2},
 };
 

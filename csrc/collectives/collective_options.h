@@ -11,6 +11,7 @@ namespace hvd_sparse {
 /// Equal on every rank. To add an option: a member here, and a line of the table in the .cc file.
 struct CollectiveOptions {
   double slack = 1;  ///< gtopk keeps slack * k entries in the rounds before the last; at least 1
+  double sums = 12;  ///< shard_topk sends on the sums * k largest sums of all; at least 1
   double scale = 1;  ///< of ternary values, in [1, 2): larger ones send more zeros
 
   /// Converts options by name. Throws InvalidArgument if there is none of a name.

@@ -11,14 +11,11 @@ namespace hvd_sparse {
 /// The most messages to different ranks that a collective has in flight at once; others wait.
 inline constexpr int kMessagesAtOnce = 32;
 
-/// Steps after which split_allgather divides the bucket anew among the ranks.
-inline constexpr std::uint64_t kStepsBetweenRegions = 64;
-
 /// The `run` of each collective, see sparse_allreduce.h.
 void RunAllgather(SparseBlock* block, CollectiveContext& ctx);
 void RunGTopK(SparseBlock* block, CollectiveContext& ctx);
 void RunRecursiveDoubling(SparseBlock* block, CollectiveContext& ctx);
-void RunSplitAllgather(SparseBlock* block, CollectiveContext& ctx);
+void RunShardTopK(SparseBlock* block, CollectiveContext& ctx);
 
 /// Returns how many entries the merges of gtopk before the last one keep, of k that are asked for.
 std::int64_t KeptBeforeTheLast(std::int64_t k, std::int64_t numel,

@@ -7,13 +7,12 @@ namespace hvd_sparse {
 
 const std::vector<Collective>& AllCollectives() {
   static const std::vector<Collective> all = {
-      // name, delivers_all, is_exact, sums_nodes_first, trims, run
-      {"allgather", true, true, false, false, RunAllgather},
-      {"gtopk", false, false, false, true, RunGTopK},
-      {"hierarchical", false, false, true, true, RunGTopK},
-      {"recursive_doubling", true, true, false, false, RunRecursiveDoubling},
-      {"shard_sum", true, true, true, false, nullptr},
-      {"split_allgather", false, true, false, false, RunSplitAllgather},
+      // name, delivers_all, has_owners, trims, run
+      {"allgather", true, false, false, RunAllgather},
+      {"gtopk", false, false, true, RunGTopK},
+      {"recursive_doubling", true, false, false, RunRecursiveDoubling},
+      {"shard_sum", true, false, false, nullptr},
+      {"shard_topk", false, true, false, RunShardTopK},
   };
   return all;
 }

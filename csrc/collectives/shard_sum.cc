@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "csrc/collectives/topology.h"
 #include "csrc/wire/value_coding.h"
 
 namespace hvd_sparse {

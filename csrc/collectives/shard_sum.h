@@ -38,11 +38,6 @@ namespace hvd_sparse {
 /// a link unevenly; at the end those that lag, by as much as the chunks in flight, have it alone.
 inline constexpr std::int64_t kRoundBytes = std::int64_t{1} << 20;
 
-/// Returns the entries that one of `owners` owns in a bucket of `numel`.
-inline Range ShardOf(std::int64_t numel, int owner, int owners) {
-  return {numel * owner / owners, numel * (owner + 1) / owners};
-}
-
 /// The sum of one bucket, and the memory of its messages. A step: Take, then Run.
 class ShardSum {
  public:

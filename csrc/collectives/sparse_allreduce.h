@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,7 +14,6 @@
 #include "csrc/base/sparse_block.h"
 #include "csrc/collectives/collective_options.h"
 #include "csrc/collectives/dense_block.h"
-#include "csrc/collectives/digest.h"
 #include "csrc/comm/communicator.h"
 #include "csrc/kernels/kernels.h"
 #include "csrc/wire/wire_format.h"
@@ -33,10 +33,7 @@ struct CollectiveScratch {
   RoundingErrors rounding_errors;  // of entries in flight, see Narrow
   std::vector<float> errors;
 
-  // For split_allgather.
-  std::vector<SparseBlock> parts;
-  std::vector<Index> regions;  // where each one begins; recomputed now and then
-  DigestScratch digest;
+  std::vector<SparseBlock> parts;  // to owners
 };
 
 /// A block to send to a rank, and one to receive from a rank, of at most `room` entries.
@@ -75,6 +72,10 @@ struct CollectiveContext {
   std::int64_t bytes_received = 0;
   std::vector<RoundTimes> rounds = {};  ///< in the order in which they began; noted by Transfer
   std::vector<Span<Incoming>> in_flight = {};  ///< of transfers that have begun; the last of rounds
+
+  /// For shard_topk: adds the blocks of all ranks to this rank's shard, and makes `sums` what it
+  /// sends on; see csrc/exchange/shard_owner.h.
+  std::function<void(std::vector<SparseBlock>* arrived, SparseBlock* sums)> take_sums = {};
 
   /// Runs Communicator::Transfer, counted and timed. For messages that are not blocks.
   void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& round);
@@ -181,13 +182,9 @@ struct Collective {
   std::string name;
   /// True if every selected entry is delivered, on every rank.
   bool delivers_all;
-  /// True if every entry of the result is the sum over all ranks that selected it, and no larger
-  /// sum was left out.
-  bool is_exact;
-  /// True if the ranks of a node add up their residuals first, before they select or sum over the
-  /// nodes: a rank then has its shard of the node's sum, and exchanges it with the owners of that
-  /// shard, one on each node. See csrc/exchange/node_step.h and dense_node_step.h.
-  bool sums_nodes_first;
+  /// True if sums that are not applied wait with the owners of their shards: every selected entry
+  /// leaves the rank that selected it, and a rank selects only outside its own shard.
+  bool has_owners;
   /// True if a rank sends no more than the entries that are asked for: see Trim.
   bool trims;
   /// Replaces this rank's selected block, finished and trimmed, by the sum over all ranks. Its
@@ -198,12 +195,6 @@ struct Collective {
 
   /// True if it takes selected blocks.
   bool IsSparse() const { return run != nullptr; }
-
-  /// Returns true if it sums nodes first among `size` ranks with `local_size` on each node: a dense
-  /// sum does so only if there are several nodes of several ranks.
-  bool SumsNodesAmong(int size, int local_size) const {
-    return sums_nodes_first && (IsSparse() || (1 < local_size && local_size < size));
-  }
 
   /// Cuts a finished selection to the entries that this collective sends when it is asked for k.
   /// Dropped entries return to the residual.

@@ -3,8 +3,16 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
+
+#include "csrc/base/types.h"
 
 namespace hvd_sparse {
+
+/// Returns the entries that one of `owners` owns in a bucket of `numel`.
+inline Range ShardOf(std::int64_t numel, int owner, int owners) {
+  return {numel * owner / owners, numel * (owner + 1) / owners};
+}
 
 /// A hypercube for any number of ranks: the largest power of two of them is the core; each rank
 /// beyond is the guest of one core rank, its host, which exchanges on its behalf.

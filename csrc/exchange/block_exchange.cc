@@ -9,6 +9,7 @@ namespace hvd_sparse {
 void BlockExchange::Begin() {
   rounded_.clear();
   is_masked_ = false;
+  if (owner_) owner_->Begin();
 }
 
 void BlockExchange::Reduce(CollectiveContext* ctx, Span<float> residual, DeviceReduce* device) {
@@ -19,16 +20,23 @@ void BlockExchange::Reduce(CollectiveContext* ctx, Span<float> residual, DeviceR
   reduced_.CopyFrom(selected_);
   RoundingErrors& errors = ctx->scratch.rounding_errors;
   errors.clear();
+  if (owner_) {
+    ctx->take_sums = [this, ctx, residual](std::vector<SparseBlock>* arrived, SparseBlock* sums) {
+      owner_->Take(arrived, residual, ctx, sums);
+      record_.stats.selected += sums->count();
+    };
+  }
   device == nullptr ? collective_.run(&reduced_, *ctx) : device->Run(&reduced_, *ctx);
   record_.stats.settle_begin = SteadySeconds();
   record_.AddUp(ctx);
 
   // Entries that some rank dropped return to the residual.
-  settled_ = !collective_.delivers_all && ctx->comm.Size() > 1;
+  settled_ = !collective_.delivers_all && !owner_ && ctx->comm.Size() > 1;
   if (settled_) ctx->kernels.Settle(selected_, reduced_, residual);
 
-  // Rounding errors of delivered entries return to the residual; `selected_` has not been rounded.
-  ctx->KeepErrorsOf(reduced_);
+  // Rounding errors of entries that have left return to the residual; `selected_` has not been
+  // rounded.
+  if (!owner_) ctx->KeepErrorsOf(reduced_);
   ctx->kernels.AddErrors(errors, residual, &rounded_);
 }
 
@@ -54,7 +62,12 @@ void BlockExchange::Scatter(Range range, Span<float> residual, int owners, const
 }
 
 void BlockExchange::MaskSelected(const Kernels& kernels) {
-  Mask(selected_, kernels);
+  if (owner_) {
+    kernels.Merge(selected_, owner_->taken(), &leaving_);
+    Mask(leaving_, kernels);
+  } else {
+    Mask(selected_, kernels);
+  }
   if (is_masked_ && settled_) kernels.Settle(masked_, reduced_, record_.launch.MaskedVelocity());
 }
 
@@ -82,6 +95,7 @@ void BlockExchange::PutBackVelocity(const Kernels& kernels) {
 void BlockExchange::PutBackSelected(const Kernels& kernels) {
   kernels.Restore(rounded_, record_.launch.residual);
   rounded_.clear();
+  if (owner_) owner_->PutBack(record_.launch.residual, kernels);
   kernels.PutBack(selected_, 0, selected_.count(), record_.launch.residual);
 }
 

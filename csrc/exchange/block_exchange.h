@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,8 @@
 #include "csrc/base/types.h"
 #include "csrc/collectives/gpu_collectives.h"
 #include "csrc/collectives/sparse_allreduce.h"
+#include "csrc/comm/nodes.h"
+#include "csrc/exchange/shard_owner.h"
 #include "csrc/exchange/step_record.h"
 #include "csrc/kernels/kernels.h"
 
@@ -19,8 +22,16 @@ namespace hvd_sparse {
 
 class BlockExchange {
  public:
-  /// `record` outlives this object; its collective takes blocks.
-  explicit BlockExchange(StepRecord* record) : record_(*record), collective_(record->collective) {}
+  /// Exchanges entries of `range` with the other nodes. `record` outlives this object; its
+  /// collective takes blocks.
+  BlockExchange(StepRecord* record, Range range, NodePlace place)
+      : record_(*record), collective_(record->collective) {
+    const bool owns = collective_.has_owners && place.nodes > 1;
+    if (owns) owner_.emplace(*record, range, place.node, place.nodes);
+  }
+
+  /// Returns where nothing is to be selected: the shard that this rank owns, if it owns one.
+  Range spared() const { return owner_ ? owner_->shard() : Range(); }
 
   /// The entries that were selected, and their sum.
   SparseBlock& selected() { return selected_; }
@@ -38,8 +49,8 @@ class BlockExchange {
   /// which this rank owns.
   void Scatter(Range range, Span<float> residual, int owners, const Kernels& kernels);
 
-  /// Mask the velocity, if there is one, of entries that this rank selected and that were
-  /// delivered, or of all entries of the sum.
+  /// Mask the velocity, if there is one, of entries that left this rank's residual for good, or of
+  /// all entries of the sum.
   void MaskSelected(const Kernels& kernels);
   void MaskReduced(const Kernels& kernels) { Mask(reduced_, kernels); }
 
@@ -55,8 +66,10 @@ class BlockExchange {
 
   StepRecord& record_;
   const Collective& collective_;
+  std::optional<ShardOwner> owner_;
   SparseBlock selected_, reduced_;
   bool settled_ = false;    // selected entries may have returned to the residual
+  SparseBlock leaving_;     // what was selected, and what the owner has taken
   SparseBlock masked_;      // velocities of what was selected, until the step has ended
   bool is_masked_ = false;  // they have been taken
   std::vector<std::pair<Index, float>> rounded_;  // residuals before they took rounding errors

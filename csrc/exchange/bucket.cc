@@ -16,13 +16,13 @@ namespace hvd_sparse {
 namespace {
 
 std::unique_ptr<BucketStep> StepByCallsFor(StepRecord* record, NodePlace place) {
-  const bool nodes_first = record->collective.sums_nodes_first && place.local_size > 1;
+  const bool several = place.local_size > 1;  // only if nodes are summed first
   if (!record->collective.IsSparse()) {
-    if (nodes_first) return std::make_unique<DenseNodeStep>(record, place);
+    if (several) return std::make_unique<DenseNodeStep>(record, place);
     return std::make_unique<DenseStep>(record, place);
   }
-  if (nodes_first) return std::make_unique<NodeStep>(record, place);
-  return std::make_unique<SparseStep>(record);
+  if (several) return std::make_unique<NodeStep>(record, place);
+  return std::make_unique<SparseStep>(record, place);
 }
 
 /// The range of what values on the wire carry, as shown to users.
@@ -74,9 +74,8 @@ std::string Bucket::Problem() const {
   const Verdict verdict = record_.verdict;
   const std::string& name = record_.spec.name;
   if (verdict.IsOverflow()) {
-    const Collective& collective = record_.collective;
-    const bool nodes = collective.IsSparse() && collective.sums_nodes_first;
-    return Concat("the sum of the ", nodes ? "residuals of a node or of all nodes" : "gradients",
+    return Concat("the sum of the ",
+                  record_.spec.nodes_first ? "residuals of a node or of all nodes" : "gradients",
                   " in bucket '", name, "' overflows ", RangeOf(record_.spec.wire.values));
   }
   if (verdict.IsBadGradient()) {

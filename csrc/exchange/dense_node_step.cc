@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "csrc/collectives/topology.h"
+
 namespace hvd_sparse {
 
 DenseNodeStep::DenseNodeStep(StepRecord* record, NodePlace place)

@@ -59,18 +59,22 @@ std::int64_t ErrorFeedback::BeginInflow(const Kernels& kernels) {
   return not_finite;
 }
 
-Span<const Feedback> ErrorFeedback::Of(std::size_t segment, Span<float> residual) {
+Span<const Feedback> ErrorFeedback::Of(std::size_t segment, Range part, Span<float> residual) {
   feedback_.clear();
-  std::int64_t begin = 0;
+  std::int64_t begin = 0;  // of the slice in the segment
   for (const GradientSlice& slice : slices_[segment]) {
-    Feedback part{inflow_[slice.gradient].Sub(slice.begin, slice.size),
-                  record_.launch.decays[slice.gradient], scale_, residual.Sub(begin, slice.size)};
-    if (updates_velocity_) {
-      part.velocity = record_.launch.velocity.Sub(slice.place, slice.size);
-      part.momentum = record_.launch.momentum;
-    }
-    feedback_.push_back(part);
+    const Range common = Overlap({begin, begin + slice.size}, part);
+    const std::int64_t skipped = common.begin - begin;
     begin += slice.size;
+    if (common.size() == 0) continue;
+    Feedback one{inflow_[slice.gradient].Sub(slice.begin + skipped, common.size()),
+                 record_.launch.decays[slice.gradient], scale_,
+                 residual.Sub(common.begin - part.begin, common.size())};
+    if (updates_velocity_) {
+      one.velocity = record_.launch.velocity.Sub(slice.place + skipped, common.size());
+      one.momentum = record_.launch.momentum;
+    }
+    feedback_.push_back(one);
   }
   return feedback_;
 }
@@ -80,7 +84,8 @@ std::int64_t ErrorFeedback::Accumulate(const Kernels& kernels) {
   std::int64_t not_finite = 0, offset = 0;
   for (std::size_t s = 0; s < numels.size(); offset += numels[s++]) {
     const Span<float> residual = record_.launch.residual.Sub(offset, numels[s]);
-    for (const Feedback& part : Of(s, residual)) not_finite += kernels.Accumulate(part);
+    for (const Feedback& part : Of(s, {0, numels[s]}, residual))
+      not_finite += kernels.Accumulate(part);
   }
   return not_finite;
 }

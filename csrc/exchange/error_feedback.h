@@ -30,9 +30,9 @@ class ErrorFeedback {
   /// returns the same.
   std::int64_t BeginInflow(const Kernels& kernels);
 
-  /// Returns the feedback that is added to the residual of a segment; valid until the next call.
-  /// Allocates no memory.
-  Span<const Feedback> Of(std::size_t segment, Span<float> residual);
+  /// Returns the feedback that is added to the residual of a part of a segment; valid until the
+  /// next call. Allocates no memory.
+  Span<const Feedback> Of(std::size_t segment, Range part, Span<float> residual);
 
   /// Adds everything to the residual. Returns how many entries of the gradients were not finite.
   std::int64_t Accumulate(const Kernels& kernels);

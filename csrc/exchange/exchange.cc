@@ -77,7 +77,7 @@ int Exchange::AddBucket(BucketSpec spec) {
   const int id = first_bucket_ + static_cast<int>(slots_.size());
   NodePlace place = NodePlace::Alone(Rank(), Size());
   const int local_size = nodes_.LocalSize().value_or(1);
-  const bool sums_nodes = FindCollective(spec.collective).SumsNodesAmong(Size(), local_size);
+  const bool sums_nodes = SumsNodes(spec.collective, spec.nodes_first, Size(), local_size);
   if (spec.device.IsCpu() && sums_nodes) place = nodes_.PlaceOf(Rank(), Size());
   auto slot = std::make_unique<Slot>(this);
   slot->bucket = std::make_unique<Bucket>(id, std::move(spec), place);

@@ -80,8 +80,8 @@ std::string IntentOf(const BucketSpec& spec, int bucket, std::int64_t step, cons
   text << "step " << step << ", bucket " << bucket << " '" << spec.name << "': " << spec.Numel();
   if (!launch.gradients.empty()) text << ' ' << NameOf(launch.gradients[0].dtype);
   text << " entries (layout " << std::hex << layout.value() << std::dec << "), k " << k << ", "
-       << spec.collective << " with " << spec.collective_options.Describe() << ", "
-       << NameOfFormat(spec.wire.Id());
+       << spec.collective << (spec.nodes_first ? " of nodes" : "") << " with "
+       << spec.collective_options.Describe() << ", " << NameOfFormat(spec.wire.Id());
   const bool may_connect = RouteOf(spec, launch) != Route::kCalls;
   if (may_connect && !spec.device.IsCpu()) text << ", between devices if they can be connected";
   const bool sums_dense = !FindCollective(spec.collective).IsSparse();

@@ -3,13 +3,15 @@
 #include <algorithm>
 
 #include "csrc/base/process.h"
+#include "csrc/collectives/topology.h"
 #include "csrc/wire/value_coding.h"
 
 namespace hvd_sparse {
 namespace {
 
-Segments SegmentsIn(Range shard, const StepRecord& record) {
-  return Segments(record.spec.segment_numels, record.spec.max_ks, shard, *record.sparsifier);
+Segments SegmentsIn(Range shard, const StepRecord& record, Range spared = {}) {
+  return Segments(record.spec.segment_numels, record.spec.max_ks, shard, *record.sparsifier,
+                  spared);
 }
 
 }  // namespace
@@ -17,11 +19,14 @@ Segments SegmentsIn(Range shard, const StepRecord& record) {
 NodeStep::NodeStep(StepRecord* record, NodePlace place)
     : StepByCalls(record),
       node_(record->numel, place),
-      segments_(SegmentsIn(node_.shard(), *record)),
-      blocks_(record) {
+      blocks_(record, node_.shard(), place),
+      segments_(SegmentsIn(node_.shard(), *record, blocks_.spared())) {
   for (int rank = 0; rank < place.local_size; ++rank) {
     const Range shard = ShardOf(record->numel, rank, place.local_size);
-    gather_room_ = std::max(gather_room_, SegmentsIn(shard, *record).capacity());
+    const std::int64_t selected = place.nodes * SegmentsIn(shard, *record).capacity();
+    const bool has_more = record->collective.has_owners;
+    const std::int64_t most = has_more ? shard.size() : std::min(selected, shard.size());
+    gather_room_ = std::max(gather_room_, most);
   }
 }
 

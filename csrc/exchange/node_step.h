@@ -1,7 +1,7 @@
-/// A step by calls that sums nodes first (`hierarchical`): Select only accumulates; Reduce adds up
-/// the residuals of the node, selects from this rank's shard of the sum, exchanges that between the
-/// owners of the shard on all nodes, and gathers the finished shards on the node. Nothing leaves
-/// the residual before Commit.
+/// A step by calls that sums nodes first, with any collective between them: Select only
+/// accumulates; Reduce adds up the residuals of the node, selects from this rank's shard of the
+/// sum, exchanges that between the owners of the shard on all nodes, and gathers the finished
+/// shards on the node. Nothing leaves the residual before Commit.
 
 #pragma once
 
@@ -29,9 +29,9 @@ class NodeStep final : public StepByCalls {
   CollectiveContext ContextOf(Communicator& comm, const Kernels& kernels);
 
   NodeSum node_;
+  BlockExchange blocks_;
   const Segments segments_;       // of this rank's shard
   std::int64_t gather_room_ = 0;  // the most entries that a shard of the node delivers
-  BlockExchange blocks_;
 };
 
 }  // namespace hvd_sparse

@@ -23,7 +23,7 @@ bool NodeSum::Add(Span<const float> residual, BlockHeader* identity, CollectiveC
     incoming_.Reset(shard().size());
     const Outgoing out{to, outgoing_.message(), outgoing_.message_bytes()};
     Incoming in{from, incoming_.message(), incoming_.message_bytes()};
-    ctx.Transfer({&out, 1}, {&in, 1}, Concat("hierarchical, shards, round ", distance));
+    ctx.Transfer({&out, 1}, {&in, 1}, Concat("on the node, shards, round ", distance));
     ctx.Reading(from, [&] { incoming_.ParseInPlace(in.bytes); });
     ctx.AgreeOnFormat(incoming_.header().format, from);
     finite = sum_.Add(incoming_);
@@ -36,7 +36,7 @@ bool NodeSum::Add(Span<const float> residual, BlockHeader* identity, CollectiveC
 
 void NodeSum::Gather(std::int64_t room, SparseBlock* block, CollectiveContext& ctx) const {
   const int size = place_.local_size;
-  std::vector<SparseBlock>& parts = ctx.AllgatherBlocks(block, room, "hierarchical, gather, round");
+  std::vector<SparseBlock>& parts = ctx.AllgatherBlocks(block, room, "on the node, gather, round");
   std::int64_t total = 0;
   for (int rank = 0; rank < size; ++rank) total += parts[static_cast<std::size_t>(rank)].count();
   const BlockHeader identity = block->header();

@@ -15,8 +15,8 @@
 #include "csrc/base/sparse_block.h"
 #include "csrc/base/types.h"
 #include "csrc/collectives/dense_block.h"
-#include "csrc/collectives/shard_sum.h"
 #include "csrc/collectives/sparse_allreduce.h"
+#include "csrc/collectives/topology.h"
 #include "csrc/comm/group_communicator.h"
 #include "csrc/comm/nodes.h"
 

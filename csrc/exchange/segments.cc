@@ -5,16 +5,27 @@
 namespace hvd_sparse {
 
 Segments::Segments(const std::vector<std::int64_t>& numels, const std::vector<std::int64_t>& max_ks,
-                   Range range, const Sparsifier& sparsifier) {
+                   Range range, const Sparsifier& sparsifier, Range spared) {
   std::int64_t begin = 0;
   for (std::size_t s = 0; s < numels.size(); begin += numels[s++]) {
     const Range common = Overlap({begin, begin + numels[s]}, range);
-    if (common.size() == 0) continue;
-    parts_.push_back({s, common.begin - range.begin, common.size(), numels[s]});
-    const Part& part = parts_.back();
-    const std::int64_t k = part.Share(max_ks[s]);
-    room_ = std::max(room_, capacity_ + sparsifier.Room(k, part.numel));
-    capacity_ += sparsifier.Capacity(k, part.numel);
+    const Range without = Overlap(common, spared);
+    const bool is_cut = without.size() > 0;
+    const Range before{common.begin, is_cut ? without.begin : common.end};
+    const Range after{is_cut ? without.end : common.end, common.end};
+    for (const Range part : {before, without, after}) {
+      if (part.size() == 0) continue;
+      const bool is_spared = is_cut && part.begin == without.begin;
+      parts_.push_back({s,
+                        {part.begin - begin, part.end - begin},
+                        part.begin - range.begin,
+                        numels[s],
+                        is_spared});
+      if (is_spared) continue;
+      const std::int64_t k = parts_.back().Share(max_ks[s]);
+      room_ = std::max(room_, capacity_ + sparsifier.Room(k, part.size()));
+      capacity_ += sparsifier.Capacity(k, part.size());
+    }
   }
 }
 
@@ -29,15 +40,20 @@ std::int64_t Segments::Select(const Sparsifier& sparsifier, const GradientsOf& g
                               Span<float> residual, const Kernels& kernels,
                               SparseBlock* out) const {
   out->Reset(room_);
-  const auto residual_of = [&](const Part& part) { return residual.Sub(part.begin, part.numel); };
+  const auto residual_of = [&](const Part& part) { return residual.Sub(part.begin, part.numel()); };
   const auto feedback_of = [&](const Part& part) {
-    return gradients_of ? gradients_of(part.segment, residual_of(part)) : Span<const Feedback>();
+    return gradients_of ? gradients_of(part.segment, part.in_segment, residual_of(part))
+                        : Span<const Feedback>();
   };
   std::int64_t filled = 0, not_finite = 0;
   for (auto part = parts_.begin(); part != parts_.end(); ++part) {
+    if (part->is_spared) {
+      for (const Feedback& one : feedback_of(*part)) not_finite += kernels.Accumulate(one);
+      continue;
+    }
     const std::int64_t k = part->Share(ks[part->segment]);
     Selection selection(feedback_of(*part), residual_of(*part), static_cast<Index>(part->begin),
-                        filled, sparsifier.Room(k, part->numel), kernels, out);
+                        filled, sparsifier.Room(k, part->numel()), kernels, out);
     try {
       sparsifier.Select(k, &states[static_cast<std::int64_t>(part->segment)], &selection);
       selection.Finish();

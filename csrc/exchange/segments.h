@@ -15,17 +15,18 @@ namespace hvd_sparse {
 
 class Segments {
  public:
-  /// Returns the gradients to add to a segment's residual; valid until the next call. Does not
-  /// fail.
+  /// Returns the gradients to add to the residual of a part of a segment; valid until the next
+  /// call. Does not fail.
   using GradientsOf =
-      std::function<Span<const Feedback>(std::size_t segment, Span<float> residual)>;
+      std::function<Span<const Feedback>(std::size_t segment, Range part, Span<float> residual)>;
 
   Segments() = default;
 
   /// Takes the parts in `range` of consecutive segments. A part is asked for its share of the
-  /// segment's k, rounded up; `max_ks` bounds the ks of later calls.
+  /// segment's k, rounded up; `max_ks` bounds the ks of later calls. Nothing is selected from
+  /// `spared`, a part of the range.
   Segments(const std::vector<std::int64_t>& numels, const std::vector<std::int64_t>& max_ks,
-           Range range, const Sparsifier& sparsifier);
+           Range range, const Sparsifier& sparsifier, Range spared = {});
 
   /// The most entries that Select leaves in a block, and the most that it writes there meanwhile.
   std::int64_t capacity() const { return capacity_; }
@@ -46,11 +47,15 @@ class Segments {
  private:
   struct Part {
     std::size_t segment;
+    Range in_segment;
     std::int64_t begin;  // in the range
-    std::int64_t numel;
     std::int64_t whole;  // entries of the segment
+    bool is_spared;
 
-    std::int64_t Share(std::int64_t k) const { return (k * numel + whole - 1) / whole; }
+    std::int64_t numel() const { return in_segment.size(); }
+    std::int64_t Share(std::int64_t k) const {
+      return is_spared ? 0 : (k * numel() + whole - 1) / whole;
+    }
   };
 
   std::vector<Part> parts_;  // none is empty

@@ -4,11 +4,11 @@
 
 namespace hvd_sparse {
 
-SparseStep::SparseStep(StepRecord* record)
+SparseStep::SparseStep(StepRecord* record, NodePlace place)
     : StepByCalls(record),
+      blocks_(record, {0, record->numel}, place),
       segments_(record->spec.segment_numels, record->spec.max_ks, {0, record->numel},
-                *record->sparsifier),
-      blocks_(record) {}
+                *record->sparsifier, blocks_.spared()) {}
 
 /// The residual is the bucket's fusion buffer too: adding is packing.
 std::int64_t SparseStep::Take(const Kernels& kernels) {

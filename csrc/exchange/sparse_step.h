@@ -16,7 +16,7 @@ namespace hvd_sparse {
 
 class SparseStep final : public StepByCalls {
  public:
-  explicit SparseStep(StepRecord* record);
+  SparseStep(StepRecord* record, NodePlace place);
 
   void PutBack(const Kernels& kernels) override;
   void ReleaseDevices() override { device_reduce_.reset(); }
@@ -25,8 +25,8 @@ class SparseStep final : public StepByCalls {
   std::int64_t Take(const Kernels& kernels) override;
   void Sum(Communicator& comm, const Kernels& kernels, GpuCollectives* gpu_collectives) override;
 
-  const Segments segments_;
   BlockExchange blocks_;
+  const Segments segments_;
   std::unique_ptr<DeviceReduce> device_reduce_;  // if not null, replaces the collective
 };
 

@@ -63,6 +63,18 @@ class Timing:
         return cls(median=median, low=low, high=high)
 
 
+def method_name(collective: str, wire: str, values: str, *, nodes_first: bool) -> str:
+    """Returns the name of a method, for tables."""
+    parts = [collective]
+    if nodes_first:
+        parts.append("nodes first")
+    if collective == SHARD_SUM or values != "float32":
+        parts.append(values)
+    elif wire == "packed":
+        parts.append(wire)
+    return ", ".join(parts)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """Result of one method at one size.
@@ -73,6 +85,7 @@ class Row:
         collective: Name of the collective; "dense" is the allreduce of the ranks' library.
         wire: "plain" or "packed".
         values: Type of the values in messages.
+        nodes_first: True if the ranks of a node add up their residuals first.
         exchange: Time from the slowest rank's selection to the slowest rank's sum.
         total: Time with selection.
         predicted_exchange: Prediction of `exchange` by `costs.cost`.
@@ -85,6 +98,7 @@ class Row:
     collective: str
     wire: str
     values: str = "float32"
+    nodes_first: bool = False
     exchange: Timing
     total: Timing
     predicted_exchange: float
@@ -94,12 +108,7 @@ class Row:
     @property
     def name(self) -> str:
         """Name of the method, for tables."""
-        parts = [self.collective]
-        if self.wire == "packed":
-            parts.append(self.wire)
-        if self.collective == SHARD_SUM:
-            parts.append(self.values)
-        return ", ".join(parts)
+        return method_name(self.collective, self.wire, self.values, nodes_first=self.nodes_first)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from hvd_sparse.places.place import OnCpu, OnDevice
 from hvd_sparse.planning import in_16_bits, planner, quantities
 from hvd_sparse.planning.cluster import Cluster
 from hvd_sparse.planning.explanation import explain
-from hvd_sparse.planning.network import Link, Network
+from hvd_sparse.planning.network import MEMORY, Link, Network
 from hvd_sparse.planning.plan import Plan
 from hvd_sparse.planning.planner import Rules
 from hvd_sparse.planning.profile import Profile
@@ -52,12 +52,16 @@ def plan(
         typer.Option("--network", help="Plan for the cluster that hvd-sparse bench --save wrote."),
     ] = None,
     bandwidth: Annotated[
-        str | None, typer.Option(help="Of one rank, like 10Gbps. Default: as measured.")
+        str | None, typer.Option(help="Of a node's link, like 10Gbps. Default: as measured.")
     ] = None,
     latency: Annotated[
         str | None, typer.Option(help="Of a message, like 50us. Default: as measured.")
     ] = None,
     ranks: Annotated[int | None, typer.Option(parser=integer, help="Default: as measured.")] = None,
+    per_node: Annotated[
+        int | None,
+        typer.Option(parser=integer, help="Ranks on a node, share its link. Default: as measured."),
+    ] = None,
     density: Annotated[
         float, typer.Option(parser=number, help="Floor of the densities, after a warm-up.")
     ] = LAGS.density,
@@ -79,7 +83,8 @@ def plan(
         measured = Profile.load(profile_file)
         if cluster_file is not None:
             measured = Cluster.load(cluster_file).with_model_of(measured)
-        here = measured.scaled(network=network_of(measured.network, bandwidth, latency, ranks))
+        network = network_of(measured.network, bandwidth, latency, ranks, per_node)
+        here = measured.scaled(network=network)
         place = OnDevice if here.machine.on_device else OnCpu
         allowed = planner.rules_of(LAGS(density=density, adaptive=Adaptive(rule=rule.value)), place)
         rules = replace(allowed, adaptive=not fixed)
@@ -93,32 +98,44 @@ def plan(
     if as_json:
         print(json.dumps(account(made, here, rules), indent=2))
     else:
-        assumed = bandwidth is not None or latency is not None
+        assumed = any(one is not None for one in (bandwidth, latency, per_node))
         show(made, here, wide_console(), assumed=assumed, rules=rules)
 
 
 def network_of(
-    measured: Network, bandwidth: str | None, latency: str | None, ranks: int | None
+    measured: Network,
+    bandwidth: str | None,
+    latency: str | None,
+    ranks: int | None,
+    per_node: int | None,
 ) -> Network:
     """Returns the network of the options; anything they leave open is as measured.
 
-    With a bandwidth or a latency, dense is an ideal ring, and devices are not connected, since no
-    measurement applies to them.
+    With other links or nodes than measured, dense is an ideal ring, and devices are not connected,
+    since no measurement applies to them.
     """
     size = measured.size if ranks is None else ranks
     if size < 1:
         raise InvalidArgumentError(f"ranks must be at least 1, got {size}")
-    if bandwidth is None and latency is None:
+    local_size = min(measured.local_size, size) if per_node is None else per_node
+    if not 1 <= local_size <= size:
+        raise InvalidArgumentError(f"per-node must lie in [1, {size} ranks], got {local_size}")
+    if bandwidth is None and latency is None and per_node is None:
         return measured.scaled(size)
     link = measured.link
     if bandwidth is None and link.beta == 0:
         raise HvdSparseError("the profile measured no bandwidth (one rank): give --bandwidth")
+    of_node = (
+        measured.local_size / link.beta
+        if bandwidth is None
+        else quantities.bytes_per_second(bandwidth)
+    )
     network = Network.assumed(
         size,
-        1 / link.beta if bandwidth is None else quantities.bytes_per_second(bandwidth),
+        of_node / local_size,
         link.alpha if latency is None else quantities.seconds(latency),
-        local_size=min(measured.local_size, size),
-        local=measured.local,
+        local_size=local_size,
+        local=measured.local or MEMORY,
     )
     return replace(network, gap=measured.gap)
 
@@ -144,7 +161,8 @@ def title(here: Profile) -> str:
     """Returns a line that describes the plan's model and network."""
     devices = here.network.devices
     return (
-        f"{len(here.layers)} layers, {here.numel:,} entries, {here.network.size} ranks, "
+        f"{len(here.layers)} layers, {here.numel:,} entries, {here.network.size} ranks"
+        f"{f', {here.network.local_size} on a node' if here.network.local_size > 1 else ''}, "
         f"{shown_link(here.network.link)}"
         + ("" if devices is None else f"; between devices {shown_link(devices.link)}")
     )
@@ -196,11 +214,12 @@ def show_buckets(made: Plan, here: Profile, console: Console, rules: Rules) -> N
         times = (row.select_seconds, row.exchange_seconds, row.ready, row.end)
         how = row.route if row.route != CALLS else "packed" if row.wire == "packed" else ""
         values = row.values if row.values != "float32" else ""
+        first = "nodes first" if row.nodes_first else ""
         table.add_row(
             escape(row.layers),
             f"{row.numel:,}",
             f"{row.density:.3g}",
-            ", ".join(part for part in (row.collective, how, values) if part),
+            ", ".join(part for part in (row.collective, first, how, values) if part),
             *(quantities.shown_seconds(seconds) for seconds in times),
         )
     console.print(table)

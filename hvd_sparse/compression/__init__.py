@@ -4,7 +4,7 @@
     LAGS(density=0.02, local_steps=8)              with an option of its own
     LAGS(wire="int4", layers=Layers(min_numel=1))  with an option of a part
 
-Presets: LAGS, GTopK, GaussianK, TopK, SBC, Dense, ThreeLC. Parts: Warmup, GTopKMerge, Adaptive,
+Presets: LAGS, GTopK, GaussianK, TopK, SBC, Dense, ThreeLC. Parts: Warmup, Collective, Adaptive,
 Layers, Wire, Feedback, LocalSteps with Outer and AdaComm.
 """
 
@@ -12,8 +12,8 @@ from hvd_sparse.compression.base import Compression
 from hvd_sparse.compression.local_steps import AdaComm, LocalSteps, Outer
 from hvd_sparse.compression.parts import (
     Adaptive,
+    Collective,
     Feedback,
-    GTopKMerge,
     Layers,
     Warmup,
     Wire,
@@ -35,11 +35,11 @@ __all__ = [
     "SBC",
     "AdaComm",
     "Adaptive",
+    "Collective",
     "Compression",
     "Dense",
     "Feedback",
     "GTopK",
-    "GTopKMerge",
     "GaussianK",
     "Layers",
     "LocalSteps",

@@ -12,15 +12,14 @@ from hvd_sparse.compression.checks import (
     checked_density,
     checked_kind,
 )
-from hvd_sparse.compression.collectives import COLLECTIVES, SHARD_SUM
+from hvd_sparse.compression.collectives import SHARD_SUM
 from hvd_sparse.compression.local_steps import LocalSteps
 from hvd_sparse.compression.parts import (
-    AUTO,
     KEEP,
     MOVE,
     Adaptive,
+    Collective,
     Feedback,
-    GTopKMerge,
     Layers,
     Part,
     Warmup,
@@ -31,11 +30,11 @@ from hvd_sparse.compression.sparsifiers import Sparsifier, as_sparsifier
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 
 _TOP_K = as_sparsifier("top_k")
-_GTOPK = "gtopk"
 
 LAYERS = Layers(min_numel=1024, layer_wise=True, bucket_numel=4 << 20)
 FEEDBACK = Feedback(momentum=MOVE)
 _WIRE = Wire()
+_ALLGATHER = Collective(name="allgather")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -78,7 +77,7 @@ class Compression(Part):
         return _TOP_K
 
     @property
-    def collective(self) -> str | GTopKMerge:
+    def collective(self) -> Collective | str:
         """Method that exchanges the entries."""
         return SHARD_SUM
 
@@ -100,13 +99,17 @@ class Compression(Part):
     @property
     def collective_name(self) -> str:
         """Name of the collective, or "auto"."""
-        return _GTOPK if isinstance(self.collective, GTopKMerge) else self.collective
+        return self.collective if isinstance(self.collective, str) else self.collective.name
 
     @property
     def collective_options(self) -> dict[str, float]:
         """Options of collectives, by name, as the core and the cost models take them."""
-        slack = self.collective.slack if isinstance(self.collective, GTopKMerge) else 1.0
-        return {"slack": slack, "scale": 1.0}
+        return {} if isinstance(self.collective, str) else {"slack": self.collective.slack}
+
+    @property
+    def nodes_first(self) -> bool | str:
+        """True if selection and exchange follow a sum of each node's ranks, or "auto"."""
+        return False if isinstance(self.collective, str) else self.collective.nodes_first
 
     @property
     def is_local(self) -> bool:
@@ -191,11 +194,7 @@ class SparseCompression(Compression):
         sparsifier: Method that selects the entries: a name ("top_k", "gaussian", "sampled",
             "sidco", "random_k"), or one of hvd_sparse.compression.sparsifiers with its options,
             such as HardThreshold(threshold=...).
-        collective: Method that exchanges them: "allgather", "gtopk" (or GTopKMerge, with its
-            option), "recursive_doubling", "split_allgather", "hierarchical", or "auto": the faster
-            one, by the plan, of allgather and recursive_doubling, which apply all that the ranks
-            select; "allgather" without a plan. The others apply k entries in all: for them the
-            ranks' entries wait longer.
+        collective: Method that exchanges them: a Collective, or its name alone ("gtopk").
         adaptive: An Adaptive, or True for its defaults: measured times determine buckets, densities
             and collectives, and gradients are exchanged dense where that is faster. False:
             `density` holds for all layers.
@@ -210,7 +209,7 @@ class SparseCompression(Compression):
     density: float = 0.001
     warmup: Warmup | None = None
     sparsifier: Sparsifier | str = _TOP_K
-    collective: str | GTopKMerge = "allgather"
+    collective: Collective | str = _ALLGATHER
     adaptive: Adaptive | bool = False
     wire: Wire | str = _WIRE
 
@@ -218,14 +217,15 @@ class SparseCompression(Compression):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.collective, GTopKMerge):
-            checked_choice("collective", self.collective, (AUTO, *COLLECTIVES))
+        given = self.collective
+        collective = Collective(name=given) if isinstance(given, str) else given
         if self.warmup is not None:
             checked_kind("warmup", self.warmup, Warmup)
         wire = Wire(values=self.wire) if isinstance(self.wire, str) else self.wire
         self._keep(
             density=checked_density("density", self.density),
             sparsifier=as_sparsifier(self.sparsifier),
+            collective=checked_kind("collective", collective, Collective),
             wire=checked_kind("wire", wire, Wire),
         )
         if not isinstance(self.adaptive, Adaptive):

@@ -15,6 +15,7 @@ from hvd_sparse.compression.checks import (
     checked_density,
     checked_number,
 )
+from hvd_sparse.compression.collectives import COLLECTIVES
 from hvd_sparse.errors import InvalidArgumentError
 
 # The value of an option that is chosen for the user.
@@ -110,21 +111,38 @@ class Warmup(Part):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class GTopKMerge(Part):
-    """The collective "gtopk" with its option.
+class Collective(Part):
+    """The method that exchanges entries between the ranks.
 
     Args:
-        slack: Factor, at least 1: the middle rounds keep slack * k entries. The result is nearer to
-            the exact top-k of the sum, and those rounds send as many times the bytes.
+        name: "allgather", "recursive_doubling", "shard_topk" or "gtopk". "auto": the fastest one,
+            by the plan, of all but gtopk, which applies k entries in all, so that the ranks'
+            entries wait longer; "allgather" without a plan.
+        nodes_first: True if the ranks of a node add up their residuals first; k entries of the
+            node's sum are then selected, and exchanged between nodes. Takes gradients on the CPU,
+            and as many ranks on each node. "auto": where that is faster, by the plan; False without
+            a plan.
+        slack: Factor, at least 1: the middle rounds of gtopk keep slack * k entries. The result is
+            nearer to the exact top-k of the sum, and those rounds send as many times the bytes.
 
     Raises:
-        InvalidArgumentError: `slack` is not a finite number of at least 1.
+        InvalidArgumentError: An argument lies outside its limits.
     """
 
+    name: str = AUTO
+    nodes_first: bool | str = AUTO
     slack: float = 1.0
 
+    always_shown: ClassVar[tuple[str, ...]] = ("name",)
+
     def __post_init__(self) -> None:
-        self._keep(slack=checked_number("GTopKMerge slack", self.slack, low=1))
+        checked_choice("collective", self.name, (AUTO, *COLLECTIVES))
+        checked_choice("Collective nodes_first", self.nodes_first, (True, False, AUTO))
+        self._keep(slack=checked_number("Collective slack", self.slack, low=1))
+        if self.slack != 1 and self.name != "gtopk":
+            raise InvalidArgumentError(
+                f"Collective slack is an option of 'gtopk', got {self.slack} for {self.name!r}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -134,8 +152,8 @@ class Wire(Part):
     Args:
         values: Type of values: "float32", "bfloat16" or "float16"; "int8" or "int4", of which 64
             share a scale. The rounding errors of a narrow type stay in the residual. "auto": the
-            faster one, by the plan, of float32 and bfloat16 (and, where the plan sums dense, int8);
-            "float32" without a plan.
+            fastest one, by the plan, of float32 and int4, or of float32, bfloat16 and int8 where
+            the plan sums dense; "float32" without a plan.
         indices: Encoding of positions: "plain" (4 bytes each) or "packed" (about
             2 + log2(1 / density) bits each). "auto": the faster one, by the plan; "plain" without
             a plan.

@@ -18,12 +18,11 @@ from hvd_sparse.compression.checks import (
     checked_number,
 )
 from hvd_sparse.compression.parts import (
-    AUTO,
     KEEP,
     VALUES,
     Adaptive,
+    Collective,
     Feedback,
-    GTopKMerge,
     Layers,
     Warmup,
 )
@@ -38,6 +37,8 @@ _ALL_TENSORS = replace(LAYERS, min_numel=0)
 _KEEPS_MOMENTUM = replace(FEEDBACK, momentum=KEEP)
 _WARMUP = Warmup(steps=50, densities=(0.25, 0.0625, 0.015625))
 _ADAPTIVE = Adaptive()
+_ANY_COLLECTIVE = Collective()
+_GTOPK = Collective(name="gtopk")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -59,7 +60,7 @@ class LAGS(SparseCompression):
     density: float = 0.01
     warmup: Warmup | None = _WARMUP
     sparsifier: Sparsifier | str = _GAUSSIAN
-    collective: str | GTopKMerge = AUTO
+    collective: Collective | str = _ANY_COLLECTIVE
     adaptive: Adaptive | bool = _ADAPTIVE
 
     rescales_by_default: ClassVar[bool] = True
@@ -74,7 +75,7 @@ class GTopK(SparseCompression):
         Bandwidth Networks, ICDCS 2019, https://arxiv.org/abs/1901.04359.
     """
 
-    collective: str | GTopKMerge = "gtopk"
+    collective: Collective | str = _GTOPK
     layers: Layers = _WHOLE_MODEL
 
 
@@ -148,7 +149,7 @@ class SBC(Compression):
         return _ONE_SIGN
 
     @property
-    def collective(self) -> str | GTopKMerge:
+    def collective(self) -> str:
         """Method that exchanges the entries; no sum is sent."""
         return "allgather"
 
@@ -231,7 +232,7 @@ class ThreeLC(Compression):
     @property
     def collective_options(self) -> dict[str, float]:
         """Options of collectives, by name, as the core and the cost models take them."""
-        return {"slack": 1.0, "scale": self.scale}
+        return super().collective_options | {"scale": self.scale}
 
 
 def is_sparse_compression(value: object) -> bool:

@@ -84,7 +84,7 @@ class Exchange(CoreHandle):
                 one.
             max_message_bytes: Over MPI, longer messages are sent in pieces of this size; in
                 [1, 2^31).
-            local_size: Ranks per node for "hierarchical", the same on all ranks: rank r counts as
+            local_size: Ranks per node for `nodes_first`, the same on all ranks: rank r counts as
                 on node r // local_size. A node can be less than a machine (the cores of a socket)
                 or more (the machines of a rack). None: the machines, as Horovod sees them.
             transport: "mpi" or "tcp", the same on all ranks. None: the one that
@@ -197,6 +197,7 @@ class Exchange(CoreHandle):
         indices: str = "plain",
         values: str = "float32",
         device: str = "cpu",
+        nodes_first: bool = False,
     ) -> int:
         """Adds a bucket; in the same order on every rank.
 
@@ -215,15 +216,17 @@ class Exchange(CoreHandle):
             values: Type of values on the wire; see `Compression`. The rounding error of a delivered
                 value stays in a residual.
             device: Device of gradients and residual: "cpu", or "cuda:0" and the like.
+            nodes_first: True if the ranks of a node add up their residuals first; the same on every
+                rank. See `Compression`.
 
         Returns:
             The bucket's number.
 
         Raises:
             UnavailableError: This build, or this machine, cannot serve `device`.
-            InvalidArgumentError: The numbers do not fit together, or a name is unknown; or
-                `collective` is "hierarchical", and `local_size` is None or `device` not the
-                CPU. Raised on all ranks alike.
+            InvalidArgumentError: The numbers do not fit together, or a name is unknown; or nodes
+                come first, and have different numbers of ranks, or `device` is not the CPU. Raised
+                on all ranks alike.
         """
         if indices not in _INDICES:
             raise InvalidArgumentError(
@@ -241,11 +244,13 @@ class Exchange(CoreHandle):
             packed=indices == "packed",
             values=values,
             device=device,
+            nodes_first=nodes_first,
         )
         self._added[bucket] = AddedBucket(sum(numels), tuple(max_ks), device)
         chosen_by, numel = sparsifier.name, sum(numels)
         how = (
-            f"{sum(max_ks)} sent at most, chosen by {chosen_by}, moved by {collective} as {indices}"
+            f"{sum(max_ks)} sent at most, chosen by {chosen_by}, moved by {collective} "
+            f"{'of nodes ' if nodes_first else ''}as {indices}"
         )
         if collective == SHARD_SUM:
             chosen_by, how = "none", f"summed by {collective} as"

@@ -42,6 +42,7 @@ def add_planned_bucket(
         indices=choice.wire,
         values=choice.values,
         device=device,
+        nodes_first=choice.nodes_first,
     )
 
 

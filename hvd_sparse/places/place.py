@@ -22,14 +22,14 @@ class Place(ABC):
         select_on: The thread that selects from gradients there: "caller", which runs backward, or
             "engine", a separate one.
         has_bus: True if blocks are copied between there and the memory of the CPU.
-        refuses: Collectives that do not support gradients there.
+        adds_up_nodes: True if the ranks of a node can add up their residuals there.
     """
 
     device: str
     clock: Clock
     select_on: ClassVar[str]
     has_bus: ClassVar[bool]
-    refuses: ClassVar[tuple[str, ...]]
+    adds_up_nodes: ClassVar[bool]
 
     @abstractmethod
     def put(self, values: NDArray[np.float32]) -> Any:
@@ -57,7 +57,7 @@ class OnDevice(Place):
 
     select_on = "engine"
     has_bus = True
-    refuses = ("hierarchical",)  # it adds up residuals on the CPU
+    adds_up_nodes = False
 
 
 class OnCpu(Place):
@@ -66,7 +66,7 @@ class OnCpu(Place):
     device = "cpu"
     select_on = "caller"
     has_bus = False
-    refuses = ()
+    adds_up_nodes = True
 
     def __init__(self) -> None:
         self.clock = CpuClock()

@@ -48,6 +48,7 @@ class Setting:
         collective_options: Options of collectives, by name, as a compression has them.
         values: Type of the values on the wire, an option of compressions.
         sparsifier: Name of the sparsifier, on which the route depends.
+        nodes_first: True if a collective for selected entries follows a sum of each node's ranks.
     """
 
     network: Network
@@ -57,6 +58,7 @@ class Setting:
     collective_options: Mapping[str, float] = field(default_factory=dict)
     values: str = "float32"
     sparsifier: str = "gaussian"
+    nodes_first: bool = False
 
     def __post_init__(self) -> None:
         if self.wire not in WIRES:
@@ -135,6 +137,7 @@ class Account:
         seconds: The time.
         bytes: The bytes.
         taking: The part of the time that delays backward, as selection does.
+        applied: The entries of the sum.
     """
 
     def __init__(self, k: Array, numel: Array, setting: Setting) -> None:
@@ -143,6 +146,7 @@ class Account:
         self.seconds = machine.exchange_overhead + machine.scatter_seconds_per_entry * numel
         self.bytes = np.zeros_like(numel)
         self.taking = np.zeros_like(numel)
+        self.applied = k
 
     def fetch(self) -> None:
         """Adds the copy of the own block from where the gradients lie to the CPU."""
@@ -156,6 +160,11 @@ class Account:
     def wait_for(self, nbytes: Array, link: Link, messages: Array | float = 1) -> None:
         """Adds messages that the busiest rank receives while it has nothing to send."""
         self.seconds = self.seconds + link.alpha * messages + link.beta * nbytes
+
+    def apply(self, entries: Array) -> None:
+        """Adds the copy of the sum, of so many entries, to where the gradients lie."""
+        self.applied = entries
+        self.work(self.setting.cross(entries))
 
     def compare(self) -> None:
         """Adds the allgather of headers between CPUs, before devices wait for each other."""

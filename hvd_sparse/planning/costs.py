@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from hvd_sparse.compression.collectives import SHARD_SUM
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.planning.account import WIRES, Account, Array, Setting
-from hvd_sparse.planning.models import MODELS
+from hvd_sparse.planning.models import MODELS, nodes_first
 from hvd_sparse.planning.network import Network
 from hvd_sparse.planning.profile import Machine
 
@@ -59,15 +59,23 @@ class Choice(Cost):
     collective: str
     wire: str
     values: str
+    nodes_first: bool = False
 
 
-def possible(collective: str, network: Network, machine: Machine | None = None) -> bool:
+def possible(
+    collective: str,
+    network: Network,
+    machine: Machine | None = None,
+    *,
+    nodes_first: bool = False,
+) -> bool:
     """Returns true if a collective can run between these ranks and its cost is known.
 
     Args:
         collective: One of `NAMES`.
         network: The network between the ranks.
         machine: The machine of each rank; None: any that was measured.
+        nodes_first: True if the ranks of a node add up their residuals first.
 
     Raises:
         InvalidArgumentError: There is no such collective.
@@ -78,7 +86,7 @@ def possible(collective: str, network: Network, machine: Machine | None = None) 
         )
     if collective == SHARD_SUM:
         return machine is None or machine.knows_dense_sums
-    if collective != "hierarchical":
+    if not nodes_first:
         return True
     several = 1 < network.local_size < network.size and network.size % network.local_size == 0
     return several and network.local is not None
@@ -92,21 +100,25 @@ def arrays(
     Raises:
         InvalidArgumentError: There is no such collective, or it is not possible here.
     """
-    if not possible(collective, setting.network, setting.machine):
+    network, first = setting.network, setting.nodes_first
+    if not possible(collective, network, setting.machine, nodes_first=first):
         if collective == SHARD_SUM:
             raise InvalidArgumentError(
                 f"'{collective}' takes a machine whose write_seconds_per_entry was measured, "
                 "for gradients on a device; this one has 0"
             )
         raise InvalidArgumentError(
-            f"'{collective}' takes nodes of several ranks each and their local link, got "
-            f"local_size {setting.network.local_size} of {setting.network.size} ranks"
+            "nodes_first takes nodes of several ranks each and their local link, got local_size "
+            f"{network.local_size} of {network.size} ranks"
         )
     ks, numels = np.broadcast_arrays(
         np.asarray(k, dtype=np.float64), np.asarray(numel, dtype=np.float64)
     )
     account = Account(ks, numels, setting)
-    MODELS[collective](account)
+    if first:
+        nodes_first.cost(account, MODELS[collective])
+    else:
+        MODELS[collective](account)
     none = np.zeros_like(ks)
     return account.seconds + none, account.bytes + none, account.taking + none
 
@@ -138,16 +150,14 @@ class Table:
         bytes: Bytes that the busiest rank sends.
         taking: Those of the seconds that the thread which selects takes; see `Cost`.
         chosen: Its index in `options`.
-        options: (collective, wire, values) of each.
-        routes: The route of each option, which decides its links: one of routes.ROUTES.
+        options: Collective and `Setting` of each.
     """
 
     seconds: Array
     bytes: Array
     taking: Array
     chosen: NDArray[np.int64]
-    options: tuple[tuple[str, str, str], ...]
-    routes: tuple[str, ...]
+    options: tuple[tuple[str, Setting], ...]
 
     @property
     def exchange(self) -> Array:
@@ -163,6 +173,7 @@ def cheapest_of(
     allowed: Sequence[str] = NAMES,
     wires: Sequence[str] = WIRES,
     values: Sequence[str] = ("float32",),
+    nodes: Sequence[bool] = (False,),
     **setting: Any,
 ) -> Table:
     """Like `cheapest`, but for arrays; ties go to the first of `NAMES`, `WIRES` and `values`.
@@ -170,25 +181,26 @@ def cheapest_of(
     Raises:
         InvalidArgumentError: A name is unknown, or none of `allowed` is possible here.
     """
-    settings = [
-        Setting(network=network, wire=wire, values=one, **setting)
+    every_form = [
+        Setting(network=network, wire=wire, values=one, nodes_first=first, **setting)
+        for first in nodes
         for wire in wires
         for one in values
     ]
-    names = [name for name in allowed if possible(name, network, settings[0].machine)]
-    settings.sort(key=lambda one: WIRES.index(one.wire))
-    host = [Setting(network=network, **setting)]  # whatever the core's own formats are
-    every_width = settings[: len(values)]  # a dense sum has no indices
+    every_form.sort(key=lambda one: WIRES.index(one.wire))
+    every_width = [Setting(network=network, values=one, **setting) for one in values]
+    forms = {"dense": [Setting(network=network, **setting)], SHARD_SUM: every_width}
+    names = [name for name in allowed if possible(name, network, every_width[0].machine)]
     options = [
-        (name, setting)
-        for name in NAMES
-        if name in names
-        for setting in {"dense": host, SHARD_SUM: every_width}.get(name, settings)
+        (name, form)
+        for name in sorted(names, key=NAMES.index)
+        for form in forms.get(name, every_form)
+        if possible(name, network, form.machine, nodes_first=form.nodes_first)
     ]
     if not options:
         raise InvalidArgumentError(
             f"none of {list(allowed)} is possible between {network.size} ranks, "
-            f"{network.local_size} on a node: 'hierarchical' takes several nodes of as many ranks "
+            f"{network.local_size} on a node: nodes_first takes several nodes of as many ranks "
             "each, two at least, whose own links were measured"
         )
     priced = [arrays(name, k, numel, setting) for name, setting in options]
@@ -202,10 +214,7 @@ def cheapest_of(
         nbytes,
         taking,
         chosen,
-        tuple(
-            (name, "plain" if name in DENSE_SUMS else one.wire, one.values) for name, one in options
-        ),
-        tuple(one.route(name) for name, one in options),
+        tuple(options),
     )
 
 
@@ -217,6 +226,7 @@ def cheapest(
     allowed: Sequence[str] = NAMES,
     wires: Sequence[str] = WIRES,
     values: Sequence[str] = ("float32",),
+    nodes: Sequence[bool] = (False,),
     **setting: Any,
 ) -> Choice:
     """Returns the cheapest collective and wire among those allowed.
@@ -228,20 +238,29 @@ def cheapest(
         allowed: Names from `NAMES`; those that are not possible between these ranks are skipped.
         wires: Wire formats from `WIRES`.
         values: Types of values on the wire, as in Compression.
+        nodes: What `Setting.nodes_first` may be.
         **setting: Further attributes of a `Setting`.
 
     Raises:
         InvalidArgumentError: A name is unknown, or none of `allowed` is possible here.
     """
     table = cheapest_of(
-        k, numel, network=network, allowed=allowed, wires=wires, values=values, **setting
+        k,
+        numel,
+        network=network,
+        allowed=allowed,
+        wires=wires,
+        values=values,
+        nodes=nodes,
+        **setting,
     )
-    collective, wire, chosen = table.options[int(table.chosen)]
+    collective, form = table.options[int(table.chosen)]
     return Choice(
         seconds=float(table.seconds),
         bytes=float(table.bytes),
         taking=float(table.taking),
         collective=collective,
-        wire=wire,
-        values=chosen,
+        wire=form.wire,
+        values=form.values,
+        nodes_first=form.nodes_first,
     )

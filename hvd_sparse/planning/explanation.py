@@ -22,6 +22,7 @@ class Row:
         collective: The collective that exchanges it.
         wire: The wire format; between devices always plain, whatever is asked for.
         values: Type of the values in messages.
+        nodes_first: True if the ranks of a node add up their residuals first.
         route: The links by which its exchange was predicted: "calls", the ranks' CPUs; "device
             rounds" or "device step", their devices.
         select_seconds: Predicted seconds of accumulating and selecting.
@@ -38,6 +39,7 @@ class Row:
     collective: str
     wire: str
     values: str
+    nodes_first: bool
     route: str
     select_seconds: float
     exchange_seconds: float
@@ -61,6 +63,7 @@ def explain(plan: Plan, profile: Profile, *, select_on: str = "caller") -> list[
                 collective=bucket.collective,
                 wire=bucket.wire,
                 values=bucket.values,
+                nodes_first=bucket.nodes_first,
                 route=bucket.route,
                 select_seconds=bucket.select_seconds,
                 exchange_seconds=bucket.exchange_seconds,

@@ -36,6 +36,9 @@ class Link:
         return Link(alpha=alpha * self.alpha, beta=beta * self.beta)
 
 
+# The link between ranks of a node where none was measured: TCP through its memory.
+MEMORY = Link(alpha=5e-6, beta=1 / 5e9)
+
 Links: TypeAlias = tuple[tuple[int, Link], ...]
 
 

@@ -17,7 +17,7 @@ from hvd_sparse.compression import Dense, LocalSteps
 from hvd_sparse.compression.base import SparseCompression
 from hvd_sparse.compression.buckets import Layer, fragments_of
 from hvd_sparse.compression.collectives import SHARD_SUM
-from hvd_sparse.compression.parts import AUTO, Wire
+from hvd_sparse.compression.parts import AUTO, Collective, Wire
 from hvd_sparse.compression.record import compression_of, record_of
 from hvd_sparse.compression.sparsifiers import as_sparsifier
 from hvd_sparse.planning import costs, records
@@ -30,6 +30,7 @@ FIRST, SKIPPED = 8, 2
 EVERY = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 FRAGMENTS = (1, 2, 4, 8)
 DENSITIES = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3)
+_COLLECTIVES = ("allgather", "shard_topk")
 # Fraction by which an exchange may turn out longer than predicted and still hide.
 RESERVE = 0.25
 # Passes over a fragment that its meeting takes on the thread of the steps, besides selecting: its
@@ -182,6 +183,7 @@ class PlannerOverTime:
         self._network, self._machine = network, machine
         self._at_once = Network.assumed(network.size, math.inf, 0.0)  # what is left is work
         self._sizes, self._cost = lru_cache(self._fragments), lru_cache(self._cost_of)
+        self._forms = lru_cache(self._form)
 
     def best(self, seen: Observed) -> PlanOverTime:
         """Returns the plan by which a loss is reached first."""
@@ -243,33 +245,46 @@ class PlannerOverTime:
     def _with(self, density: float, steps: LocalSteps) -> SparseCompression | Dense:
         """Returns the compression at a density, with these local steps."""
         own = self._compression
-        collective, wire, values = self._form(density)
+        collective, wire, values = self._forms(density)
         if density == 1.0:
             return Dense(values=values, layers=own.layers, feedback=own.feedback, local_steps=steps)
+        assert isinstance(own.collective, Collective)
         return replace(
             own,
             density=density,
             local_steps=steps,
-            collective=collective,
+            collective=replace(own.collective, name=collective),
             wire=Wire(values=values, indices=wire),
         )
 
     def _form(self, density: float) -> tuple[str, str, str]:
         """Returns the collective, the wire and the type of values: as given, else the shortest.
 
-        The collective is that of the trainings by which steps are predicted; others round sums on
-        their way.
+        The collective is one that applies all that the ranks select, now or as soon as it is large
+        enough, as in the trainings by which steps are predicted.
         """
         own = self._compression
         if density == 1.0:
             return SHARD_SUM, "plain", "int8" if own.values == AUTO else own.values
-        collective = "allgather" if own.collective == AUTO else own.collective_name
         wire = "packed" if own.indices == AUTO else own.indices
-        return collective, wire, "int4" if own.values == AUTO else own.values
+        values = "int4" if own.values == AUTO else own.values
+        names = _COLLECTIVES if own.collective_name == AUTO else (own.collective_name,)
+        forms = [(name, wire, values) for name in names]
+        numel = sum(layer.numel for layer in self._layers)
+        return min(
+            forms, key=lambda form: self._cost_as(form, numel, density, self._network).seconds
+        )
 
     def _cost_of(self, numel: int, density: float, network: Network) -> costs.Cost:
         """Returns the cost of the exchange of a fragment."""
-        collective, wire, values = self._form(density)
+        return self._cost_as(self._forms(density), numel, density, network)
+
+    def _cost_as(
+        self, form: tuple[str, str, str], numel: int, density: float, network: Network
+    ) -> costs.Cost:
+        """Returns the cost of an exchange with such a collective, wire and type of values."""
+        collective, wire, values = form
+        own = self._compression
         return costs.cost(
             collective,
             k=entries_to_send(numel, density),
@@ -278,6 +293,7 @@ class PlannerOverTime:
             machine=self._machine,
             wire=wire,
             values=values,
-            sparsifier=as_sparsifier(self._compression.sparsifier).name,
-            collective_options=self._compression.collective_options,
+            sparsifier=as_sparsifier(own.sparsifier).name,
+            collective_options=own.collective_options,
+            nodes_first=density < 1 and own.nodes_first is True,
         )

@@ -86,6 +86,7 @@ class BucketChoice:
         collective: The collective that exchanges the bucket; "dense": the host's allreduce.
         wire: The wire format, "plain" or "packed".
         values: Type of the values in messages; a dense bucket has "float32".
+        nodes_first: True if the ranks of a node add up their residuals first.
     """
 
     layers: tuple[str, ...]
@@ -93,6 +94,7 @@ class BucketChoice:
     collective: str
     wire: str
     values: str = "float32"
+    nodes_first: bool = False
 
     @property
     def dense(self) -> bool:
@@ -107,7 +109,7 @@ class BucketChoice:
             local_size: Ranks on a node, as the exchange counts them; 1 if nodes differ.
         """
         return not self.dense and _core.sums_nodes(
-            self.collective, size=size, local_size=local_size
+            self.collective, nodes_first=self.nodes_first, size=size, local_size=local_size
         )
 
 
@@ -132,7 +134,9 @@ def fixed_choices(layers: Sequence[Layer], compression: Compression) -> tuple[Bu
         compression: The compression, whose density holds for every layer; "auto" stands for
             allgather and plain indices.
     """
-    collective = "allgather" if compression.collective == AUTO else compression.collective_name
+    collective = compression.collective_name
+    if collective == AUTO:
+        collective = "allgather"
     return tuple(
         BucketChoice(
             layers=tuple(layer.name for layer in bucket.layers),
@@ -140,6 +144,7 @@ def fixed_choices(layers: Sequence[Layer], compression: Compression) -> tuple[Bu
             collective=collective,
             wire="packed" if compression.indices == "packed" else "plain",
             values="float32" if compression.values == AUTO else compression.values,
+            nodes_first=compression.nodes_first is True,
         )
         for fragment in fragments_of(layers, compression.fragments)
         for bucket in assign_buckets(
@@ -259,7 +264,7 @@ class Plan(records.Saved):
 
         def decided(plan: Plan) -> list[tuple[object, ...]]:
             return [
-                (one.layers, one.densities, one.collective, one.wire, one.values)
+                (one.layers, one.densities, one.collective, one.wire, one.values, one.nodes_first)
                 for one in plan.buckets
             ]
 

@@ -40,8 +40,8 @@ from hvd_sparse.planning.profile import LayerProfile, Machine, Profile
 
 # Types of values that a plan may choose if the user leaves the choice to it: those that learn as
 # well as float32 (docs/learning.md).
-VALUES = ("float32", "bfloat16")
-DENSE_VALUES = (*VALUES, "int8")
+VALUES = ("float32", "int4")
+DENSE_VALUES = ("float32", "bfloat16", "int8")
 # With more layers, neighbours are glued before merging, whose time grows with their square or more.
 MOST_MERGED = 400
 # `Rules.reserve` of plans for users: exchanges may take so much longer than predicted, and those
@@ -69,6 +69,8 @@ class Rules:
         values: Types of values allowed on the wire; see `Setting`.
         dense_values: Types of values allowed in `dense_sums`.
         sparsifier: Name of the sparsifier, on which routes depend.
+        nodes_first: Whether the ranks of a node may add up their residuals first: (False,), (True,)
+            or both.
         stretch: Fraction by which larger densities may lengthen the step.
         margin: Fraction by which a dense step must be longer for a plan to be sparse at all.
         reserve: Fraction by which exchanges may turn out longer than predicted without making the
@@ -92,6 +94,7 @@ class Rules:
     values: Sequence[str] = ("float32",)
     dense_values: Sequence[str] = ("float32",)
     sparsifier: str = "gaussian"
+    nodes_first: Sequence[bool] = (False,)
     stretch: float = 0.0
     margin: float = 0.02
     reserve: float = 0.0
@@ -121,15 +124,18 @@ class Rules:
 def rules_of(compression: Compression, place: Place | type[Place] = OnCpu) -> Rules:
     """Returns the rules of a user's adaptive compression, for gradients of a (kind of) place.
 
-    Collectives that do not apply all that the ranks select are taken only where the user names one:
-    a step with them is faster, and learns less.
+    Collectives that return entries to the ranks that selected them are taken only where the user
+    names one: a step with them is faster, and learns less.
     """
     collectives = tuple(
-        name
-        for name, facts in COLLECTIVES.items()
-        if facts.delivers_all and name not in place.refuses
+        name for name, facts in COLLECTIVES.items() if facts.delivers_all or facts.has_owners
     )
-    if compression.collective != AUTO:
+    nodes_first = compression.nodes_first
+    if nodes_first == AUTO:
+        nodes = (False, True) if place.adds_up_nodes else (False,)
+    else:
+        nodes = (bool(nodes_first),)
+    if compression.collective_name != AUTO:
         collectives = (compression.collective_name,)
     adaptive = compression.adaptive
     return Rules(
@@ -143,6 +149,7 @@ def rules_of(compression: Compression, place: Place | type[Place] = OnCpu) -> Ru
         dense_values=DENSE_VALUES if compression.values == AUTO else (compression.values,),
         dense_sums=costs.DENSE_SUMS,
         sparsifier=as_sparsifier(compression.sparsifier).name,
+        nodes_first=nodes,
         select_on=place.select_on,
         reserve=RESERVE,
     )
@@ -241,6 +248,7 @@ class _Planner:
             collective_options=self._rules.collective_options,
             values=values,
             sparsifier=self._rules.sparsifier,
+            nodes=self._rules.nodes_first,
         )
 
     def _entries(self, density: float | Array) -> Array:
@@ -376,16 +384,16 @@ class _Priced:
             assert self.dense is not None
             table, at = self.dense, (i,)
             density, select = 1.0, float(self.dense.taking[i])
-        option = table.chosen[at]
-        collective, wire, values = table.options[option]
+        collective, form = table.options[table.chosen[at]]
         return BucketPlan(
             layers=tuple(layer.name for layer in layers),
             numels=tuple(layer.numel for layer in layers),
             densities=(density,) * len(layers),
             collective=collective,
-            wire=wire,
-            values=values,
-            route=table.routes[option],
+            wire=form.wire,
+            values=form.values,
+            nodes_first=form.nodes_first,
+            route=form.route(collective),
             select_seconds=select,
             exchange_seconds=float(table.exchange[at]),
         )

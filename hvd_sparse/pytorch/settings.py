@@ -155,11 +155,11 @@ def check_parameter(name: str, param: torch.Tensor) -> None:
 
 def check_devices(settings: Settings) -> None:
     """Raises UnsupportedError unless the parameters can be exchanged together."""
-    device, collective = common_device(settings.named), settings.compression.collective_name
-    if device.type != "cpu" and collective in OnDevice.refuses:
+    device, nodes_first = common_device(settings.named), settings.compression.nodes_first
+    if device.type != "cpu" and nodes_first is True and not OnDevice.adds_up_nodes:
         raise UnsupportedError(
-            f"collective '{collective}' takes no gradients of device '{device}': it adds up "
-            "residuals on the CPU"
+            f"nodes_first=True takes no gradients of device '{device}': residuals are added up on "
+            "the CPU"
         )
 
 

@@ -29,7 +29,7 @@ class _Introduction(NamedTuple):
         mpi_rank: Its rank in MPI_COMM_WORLD, if it has chosen MPI.
         tag: A number that tells exchanges apart.
         machine: The machine on which it runs.
-        node: The node to which it belongs in a hierarchical exchange.
+        node: The node to which it belongs in an exchange that sums nodes first.
         checks: True if it compares what the ranks do.
     """
 

@@ -28,7 +28,7 @@ class Quality:
 
     Attributes:
         compression_error: Error of this rank, over all sparse buckets, in [0, 1]; None if ranks of
-            a node share a residual ("hierarchical").
+            a node share a residual.
         deltas: Delta by unit of selection, a layer or a whole bucket; the same on all ranks.
     """
 

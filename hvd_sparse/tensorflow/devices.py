@@ -64,10 +64,9 @@ def check_options(device: str, compression: Compression) -> None:
     """Raises UnsupportedError if a compression has an option that the device does not support."""
     if device == CPU:
         return
-    if compression.collective_name in OnDevice.refuses:
+    if compression.nodes_first is True and not OnDevice.adds_up_nodes:
         raise UnsupportedError(
-            f"collective '{compression.collective_name}' takes no gradients of {device}: it adds "
-            "up residuals on the CPU"
+            f"nodes_first=True takes no gradients of {device}: residuals are added up on the CPU"
         )
 
 

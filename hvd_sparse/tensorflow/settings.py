@@ -216,7 +216,10 @@ def _check_local_steps(local_steps: LocalSteps) -> None:
 
 def _keeps_all(compression: Compression) -> bool:
     """Returns true if no entry of a gradient becomes zero on its way."""
-    return compression.collective == SHARD_SUM and compression.values in ("float32", "bfloat16")
+    return compression.collective_name == SHARD_SUM and compression.values in (
+        "float32",
+        "bfloat16",
+    )
 
 
 def _check_epsilon(optimizer: Any) -> None:

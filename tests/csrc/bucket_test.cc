@@ -177,7 +177,7 @@ void ExpectNothingIsLostBetween(int ranks, const std::string& sparsifier,
     threads.emplace_back([&, rank] {
       std::mt19937 random(81 + rank);
       LoopbackCommunicator comm(world, rank);
-      Bucket bucket(0, spec, {rank % local_size, local_size});
+      Bucket bucket(0, spec, Nodes::Of(ranks, local_size).PlaceOf(rank, ranks));
       std::vector<SelectionState> states(2);
       std::vector<float> gradient(kNumel);
       came_in[rank] = applied[rank] = left[rank] = gradient;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "csrc/base/sparse_block.h"
+#include "csrc/collectives/sparse_allreduce.h"
 #include "csrc/comm/loopback_communicator.h"
 
 namespace hvd_sparse {
@@ -76,6 +77,15 @@ inline SparseBlock BlockOf(std::int64_t k, Index first, Index stride, float valu
   }
   block.Finish(k);
   return block;
+}
+
+/// Makes owners of shards send on all that arrives, and keep nothing.
+inline void SendOnAllSums(CollectiveContext* ctx) {
+  ctx->take_sums = [ctx](std::vector<SparseBlock>* arrived, SparseBlock* sums) {
+    const Verdict verdict = sums->header().verdict;
+    sums->CopyFrom(ctx->SumInRankOrder(arrived));
+    sums->header().verdict.Note(verdict);
+  };
 }
 
 }  // namespace hvd_sparse

@@ -54,7 +54,8 @@ TEST(Collectives, EqualIndicesAddUpEverywhere) {
       OnRanks(size, [&](Communicator& comm) {
         SparseBlock block = BlockOf(5, 10, 3, static_cast<float>(comm.Rank()));
         CollectiveScratch scratch;
-        CollectiveContext ctx{comm, CpuKernels(), scratch, 5, 5, "a test"};
+        CollectiveContext ctx{comm, CpuKernels(), scratch, 5, 5, "a test", 64};
+        SendOnAllSums(&ctx);
         FindCollective(name).run(&block, ctx);
         ASSERT_EQ(block.count(), 5);
         for (int i = 0; i < 5; ++i) {
@@ -117,6 +118,23 @@ TEST(Allgather, SendsEveryBlockToEveryOtherRank) {
   }
 }
 
+TEST(ShardTopK, SendsEveryEntryToItsOwnerAndEverySumToAll) {
+  constexpr std::int64_t kNumel = 960, kK = 60;
+  for (int size : {2, 3, 4, 8, 15}) {
+    OnRanks(size, [&](Communicator& comm) {
+      SparseBlock block = BlockOf(kK, 3, 16, 1.0f);  // every shard has 60 / P of them
+      CollectiveScratch scratch;
+      CollectiveContext ctx{comm, CpuKernels(), scratch, kK, kK, "a test", kNumel};
+      SendOnAllSums(&ctx);
+      FindCollective("shard_topk").run(&block, ctx);
+      const std::int64_t part = SparseBlock::MessageBytes(kK / size);
+      if (kK % size == 0) ASSERT_EQ(ctx.bytes_sent, 2 * (size - 1) * part);
+      ASSERT_EQ(block.count(), kK);
+      ASSERT_EQ(block.values()[kK - 1], static_cast<float>(size * kK));
+    });
+  }
+}
+
 TEST(Collectives, EndOnAllRanksOrHoldTheSumWhereCapacitiesDiffer) {
   constexpr std::int64_t kNumel = 24;
   for (const std::string& name : CollectiveNames()) {
@@ -127,6 +145,7 @@ TEST(Collectives, EndOnAllRanksOrHoldTheSumWhereCapacitiesDiffer) {
         CollectiveScratch scratch;
         const std::int64_t capacity = comm.Rank() == size - 1 ? kNumel : 5;
         CollectiveContext ctx{comm, CpuKernels(), scratch, 5, capacity, "a test", kNumel};
+        SendOnAllSums(&ctx);
         try {
           FindCollective(name).run(&block, ctx);
           ASSERT_EQ(block.count(), 5);
@@ -151,7 +170,8 @@ TEST(Collectives, TellTheWorstVerdictToAll) {
         SparseBlock block = BlockOf(2, 0, 1, 1.0f);
         if (comm.Rank() >= size / 2) block.header().verdict = Verdict::BadGradient(comm.Rank());
         CollectiveScratch scratch;
-        CollectiveContext ctx{comm, CpuKernels(), scratch, 2, 2, "a test"};
+        CollectiveContext ctx{comm, CpuKernels(), scratch, 2, 2, "a test", 64};
+        SendOnAllSums(&ctx);
         FindCollective(name).run(&block, ctx);
         ASSERT_EQ(block.header().verdict, Verdict::BadGradient(size / 2));
       });
@@ -166,7 +186,7 @@ TEST(Collectives, TrimLeavesWhatTheyCarryAndReturnsTheRest) {
     std::vector<float> residual(12, 0.5f), expected = residual;
     for (Index i = 2; i <= 10; i += 2) residual[i] = expected[i] = 0;
     collective.Trim(3, residual, CpuKernels(), &block);
-    if (name != "gtopk" && name != "hierarchical") {  // the others deliver everything selected
+    if (name != "gtopk") {  // the others send everything selected
       EXPECT_EQ(block.count(), 5);
     } else {
       ASSERT_EQ(block.count(), 3);
@@ -186,8 +206,8 @@ TEST(Collectives, NameThoseThatExist) {
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
     EXPECT_STREQ(error.what(),
-                 "collective must be one of allgather, gtopk, hierarchical, recursive_doubling, "
-                 "shard_sum, split_allgather; got 'carrier pigeon'");
+                 "collective must be one of allgather, gtopk, recursive_doubling, shard_sum, "
+                 "shard_topk; got 'carrier pigeon'");
   }
 }
 

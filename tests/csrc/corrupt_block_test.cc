@@ -165,6 +165,7 @@ TEST(CorruptBlock, IsNotWhatASumThatOverflowsMakes) {
             block.header().format = format.Id();
             CollectiveScratch scratch;
             CollectiveContext ctx{comm, CpuKernels(), scratch, 4, 4, "fc", numel, {}, format};
+            SendOnAllSums(&ctx);
             FindCollective(name).run(&block, ctx);
             EXPECT_EQ(block.header().verdict, Verdict::Overflow()) << name << " on " << size;
           });
@@ -187,7 +188,7 @@ TEST(CorruptBlock, ThatForgetsWhatARankKnowsMakesNoResult) {
   for (const std::string& name : CollectiveNames()) {
     OnRanks(3, [&](Communicator& comm) {
       const bool knows = comm.Rank() == 2;  // gtopk sends it the result verbatim
-      Bucket bucket(0, {"fc", {8}, {8}, {2}, "top_k", {}, name}, {0, 1});
+      Bucket bucket(0, {"fc", {8}, {8}, {2}, "top_k", {}, name}, NodePlace::Alone(comm.Rank(), 3));
       std::vector<float> gradient(8, 1.0f), residual(8);
       if (knows) gradient[3] = std::nanf("");
       SelectionState state;

@@ -53,9 +53,11 @@ TEST(KernelsFor, ABucketOnADeviceThatIsNotThereIsRefusedBeforeAnythingIsSent) {
 
 TEST(KernelsFor, WhatAddsUpResidualsOnTheCpuTakesNoneOfADevice) {
   const std::string what = ErrorOf(ErrorKind::kInvalidArgument, [] {
-    const Bucket bucket(0, SpecOn(kNoSuchDevice, "hierarchical"));
+    BucketSpec spec = SpecOn(kNoSuchDevice, "gtopk");
+    spec.nodes_first = true;
+    const Bucket bucket(0, std::move(spec));
   });
-  EXPECT_NE(what.find("collective 'hierarchical'"), std::string::npos) << what;
+  EXPECT_NE(what.find("nodes_first adds up residuals on the CPU"), std::string::npos) << what;
   EXPECT_NE(what.find("cuda:99"), std::string::npos) << what;
 }
 

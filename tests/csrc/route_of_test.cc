@@ -27,7 +27,7 @@ TEST(RouteOf, IsTheDevicesWhereItCanDoIt) {
       {"gtopk", "gaussian", Values::kFloat32, true, false, false, Route::kCalls},
       {"allgather", "gaussian", Values::kFloat32, true, false, true, Route::kCalls},
       {"allgather", "one_sign", Values::kBinary, true, false, true, Route::kCalls},
-      {"hierarchical", "gaussian", Values::kFloat32, true, false, true, Route::kCalls},
+      {"shard_topk", "gaussian", Values::kFloat32, true, false, true, Route::kCalls},
   };
   for (const Case& one : cases) {
     SCOPED_TRACE(testing::Message() << one.collective << ", " << one.sparsifier);

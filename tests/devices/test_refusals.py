@@ -12,7 +12,7 @@ from tests import laws
 from tests.device_array import GPU
 
 
-def add_bucket(device, *, collective="allgather"):
+def add_bucket(device, *, nodes_first=False):
     exchange = Exchange.over_loopback(_core.LoopbackWorld(1), 0)
     sparsifier = laws.EVERY_SPARSIFIER["top_k"]
     return exchange.add_bucket(
@@ -21,8 +21,9 @@ def add_bucket(device, *, collective="allgather"):
         segments=[100],
         max_ks=[10],
         sparsifier=sparsifier,
-        collective=collective,
+        collective="allgather",
         device=device,
+        nodes_first=nodes_first,
     )
 
 
@@ -37,9 +38,9 @@ def test_a_device_that_is_not_there_is_refused():
         add_bucket("cuda:99")
 
 
-def test_hierarchical_takes_no_gradients_of_a_device():
-    with pytest.raises(InvalidArgumentError, match="'hierarchical' adds up residuals on the CPU"):
-        add_bucket(GPU, collective="hierarchical")
+def test_sums_of_nodes_take_no_gradients_of_a_device():
+    with pytest.raises(InvalidArgumentError, match="nodes_first adds up residuals on the CPU"):
+        add_bucket(GPU, nodes_first=True)
 
 
 @pytest.mark.skipif(_core.with_cuda, reason="this build has CUDA")

@@ -10,7 +10,6 @@ from tests import laws
 from tests.device_array import CPU, DTYPES
 
 SEGMENTS = (1000, 1, 3333)
-EVERYWHERE = [name for name in COLLECTIVES if name != "hierarchical"]
 
 
 def seen_in_steps(**options):
@@ -27,7 +26,7 @@ def seen_in_steps(**options):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("collective", EVERYWHERE)
+@pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("sparsifier", _core.sparsifiers())
 def test_steps_have_the_bits_of_the_cpu(sparsifier, collective, dtype, gpu):
     options = {"sparsifier": sparsifier, "collective": collective, "dtype": dtype}

@@ -33,7 +33,9 @@ COMPRESSIONS = {
     ),
     "gtopk": GTopK(**OPTIONS),
     "topk": TopK(**OPTIONS),
-    "split": TopK(collective="split_allgather", wire=Wire(indices="packed"), **OPTIONS),
+    "owners": TopK(
+        collective="shard_topk", wire=Wire(indices="packed"), **(OPTIONS | {"density": 0.01})
+    ),
     "warm-up": TopK(warmup=Warmup(steps=2, densities=(0.5, 0.25)), **OPTIONS),
     **{f"dense, {name}": with_momentum(one) for name, one in DENSE_SUMS.items()},
 }

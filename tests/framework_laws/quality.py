@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hvd_sparse.compression import LAGS, Feedback, GTopK, Layers, TopK
+from hvd_sparse.compression import LAGS, Collective, Feedback, GTopK, Layers, TopK
 from tests.dense_sums import DENSE_SUMS
 from tests.frameworks import SHAPES
 
@@ -105,9 +105,9 @@ def test_a_dense_sum_leaves_its_rounding_errors_behind(framework, name):
 @pytest.mark.usefixtures("several_ranks")
 def test_where_nodes_share_a_residual_no_rank_tells_its_own_error(framework):
     if not framework.shares_residuals:
-        pytest.skip("hierarchical adds up residuals on the CPU")
+        pytest.skip("nodes_first adds up residuals on the CPU")
     model = framework.model(
-        TopK(collective="hierarchical", feedback=Feedback(quality_every=1), **OPTIONS)
+        TopK(collective=Collective(nodes_first=True), feedback=Feedback(quality_every=1), **OPTIONS)
     )
     model.step(framework.integer_gradients(0))
     quality = model.stats().quality

@@ -100,7 +100,7 @@ def expected_bits(case, size, *, shapes, dtype, op):
             sparsifier=case.sparsifier,
             collective=case.collective,
             values="float32" if case.compression.values == AUTO else case.compression.values,
-            scale=case.compression.collective_options["scale"],
+            scale=case.compression.collective_options.get("scale", 1.0),
             momentum=case.compression.feedback.own_momentum,
             dtype=dtype,
             numels=numels,
@@ -153,7 +153,7 @@ def test_a_dense_sum_gives_the_bits_of_the_core(framework, compression, momentum
     ("sparsifier", "collective"),
     in_turn(
         ["top_k", "gaussian", "sampled", "sidco", "one_sign"],
-        [name for name in COLLECTIVES if name != "hierarchical"],
+        [*COLLECTIVES],
     ),
 )
 def test_every_collective_and_sparsifier_gives_the_bits_of_the_core(

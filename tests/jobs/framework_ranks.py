@@ -16,7 +16,7 @@ from types import ModuleType
 
 import numpy as np
 
-from hvd_sparse.compression import LAGS, SBC, Compression, Feedback, GTopKMerge, Layers, Wire
+from hvd_sparse.compression import LAGS, SBC, Collective, Compression, Feedback, Layers, Wire
 from hvd_sparse.compression.collectives import COLLECTIVES
 
 SHAPES = {"a": (60, 50), "b": (40, 25), "c": (30, 50)}
@@ -39,7 +39,9 @@ def compressions() -> Iterator[Compression]:
     for collective, sparsifier in itertools.product(COLLECTIVES, SPARSIFIERS):
         yield LAGS(collective=collective, sparsifier=sparsifier, **small)
     yield LAGS(
-        collective=GTopKMerge(slack=2.0), wire=Wire(values="bfloat16", indices="packed"), **common
+        collective=Collective(name="gtopk", slack=2.0),
+        wire=Wire(values="bfloat16", indices="packed"),
+        **common,
     )
     alone = common | {"layers": Layers(min_numel=1, bucket_numel=1)}
     yield LAGS(collective="allgather", wire="float16", **alone)

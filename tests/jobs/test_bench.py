@@ -37,8 +37,7 @@ def test_a_bench_times_every_collective_and_saves_what_a_plan_takes(tmp_path, ra
     found = json.loads(result.read_text())
     for numel in (2000, 50000):
         named = {row["collective"] for row in found["rows"] if row["numel"] == numel}
-        # All ranks share a node.
-        assert named == {"dense", "shard_sum", *COLLECTIVES} - {"hierarchical"}
+        assert named == {"dense", "shard_sum", *COLLECTIVES}
     measured = Cluster.load(saved)
     assert measured.network.size == ranks
     assert measured.network.dense.seconds(1 << 20) > 0
@@ -64,7 +63,7 @@ def test_a_bench_under_torchrun_compares_with_torch_distributed(tmp_path):
     found = json.loads(result.read_text())
     assert (found["library"], found["transport"]) == ("torch.distributed", "tcp")
     named = {row["collective"] for row in found["rows"]}
-    assert named == {"dense", "shard_sum", *COLLECTIVES} - {"hierarchical"}
+    assert named == {"dense", "shard_sum", *COLLECTIVES}
     network = Cluster.load(saved).network
     assert network.dense.seconds(1 << 20) > 0
     assert network.dense16.seconds(1 << 20) > 0

@@ -125,7 +125,7 @@ def test_measuring(tmp_path):
     assert "alone" in run([sys.executable, "benchmarks/measuring.py"], timeout=60).output
 
 
-def test_quality_and_split_allgather_is_exact(tmp_path):
+def test_quality(tmp_path):
     file = tmp_path / "result.json"
     options = ["--ranks", "3", "--ranks", "8", "--k", "200", "--draws", "1", "--json", str(file)]
     job = run([sys.executable, "benchmarks/quality.py", *options], timeout=120)
@@ -133,7 +133,6 @@ def test_quality_and_split_allgather_is_exact(tmp_path):
     for result in json.loads(file.read_text()):
         assert result["verified"]
         selected = {row["name"]: row["facts"]["P = 8: selected"] for row in result["rows"]}
-        assert selected["split_allgather"] == 1
         assert selected["gtopk, slack 1"] < selected["gtopk, slack 2"] < 1
         assert selected["allgather"] == selected["recursive_doubling"] > 1
 

@@ -77,15 +77,27 @@ def test_ranks_that_send_different_wire_formats_are_told(world, new_exchange):
         me.run(1)
 
 
-@pytest.mark.parametrize("values", ["float32", "bfloat16"])
-@pytest.mark.parametrize("sparsifier", _core.sparsifiers())
-def test_laws_hold_between_two_nodes_of_two_ranks(world, new_exchange, sparsifier, values):
+@pytest.mark.parametrize(
+    ("sparsifier", "collective", "values"),
+    in_turn(_core.sparsifiers(), _core.collectives(), ["float32", "bfloat16"]),
+)
+def test_laws_hold_between_two_nodes_of_two_ranks(
+    world, new_exchange, sparsifier, collective, values
+):
     if world.size % 2 != 0:
         pytest.skip("nodes of two ranks need an even number of them")
     exchange = new_exchange(local_size=2)
     assert exchange.local_size == 2
     me = laws.Rank(
-        exchange, world.rank, [3000, 0, 517], 0.05, sparsifier, "hierarchical", True, values
+        exchange,
+        world.rank,
+        [3000, 0, 517],
+        0.05,
+        sparsifier,
+        collective,
+        True,
+        values,
+        nodes_first=True,
     )
     steps = me.run(6)
     laws.check_laws(world.allgather_object(steps, list[laws.Step]))
@@ -104,7 +116,7 @@ def test_nodes_that_are_unequal_are_refused_by_all_ranks(world, new_exchange):
     exchange = new_exchange(local_size=world.size - 1)
     assert exchange.local_size is None
     with pytest.raises(InvalidArgumentError, match="as many ranks on every node"):
-        laws.Rank(exchange, world.rank, [100], 0.1, "top_k", "hierarchical")
+        laws.Rank(exchange, world.rank, [100], 0.1, "top_k", "gtopk", nodes_first=True)
     laws.check_laws(
         world.allgather_object(
             laws.Rank(exchange, world.rank, [100], 0.1, "top_k", "gtopk").run(2), list[laws.Step]

@@ -65,7 +65,7 @@ def test_an_exchange_knows_why_its_messages_cannot_lie_on_a_gpu(world, caplog, m
     assert line.removeprefix("an exchange: messages in memory of a GPU: ") in answers[means]
 
 
-@pytest.mark.parametrize("collective", ["gtopk", "split_allgather"])
+@pytest.mark.parametrize("collective", ["gtopk", "shard_topk"])
 def test_both_transports_come_to_the_same_bits(world, collective):
     totals = []
     for means in ("mpi", "tcp") if WITH_MPI else ("tcp",):

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorflow.python.framework import kernels, op_def_registry
 
 from hvd_sparse import _core
-from hvd_sparse.compression import Feedback, Layers
+from hvd_sparse.compression import Collective, Feedback, Layers
 from hvd_sparse.compression.buckets import Layer
 from hvd_sparse.compression.sparsifiers import as_sparsifier
 from hvd_sparse.errors import (
@@ -170,7 +170,7 @@ def test_the_cpu_is_named_alike_everywhere():
     assert blueprint.device == devices.CPU
     assert devices.core_name(devices.CPU) == "cpu"
     devices.check_device(devices.CPU)
-    devices.check_options(devices.CPU, LAGS(collective="hierarchical"))
+    devices.check_options(devices.CPU, LAGS(collective=Collective(nodes_first=True)))
 
 
 def test_other_devices_are_refused():
@@ -201,8 +201,8 @@ def agree_on(compression, places, sliced=False):
 
 
 def test_what_is_done_on_the_cpu_alone_is_refused_on_all_ranks(with_cuda):
-    with pytest.raises(UnsupportedError, match="'hierarchical' takes no gradients of GPU:0"):
-        agree_on(LAGS(collective="hierarchical"), ["GPU:0", "GPU:0"])
+    with pytest.raises(UnsupportedError, match="nodes_first=True takes no gradients of GPU:0"):
+        agree_on(LAGS(collective=Collective(nodes_first=True)), ["GPU:0", "GPU:0"])
 
 
 def test_what_a_gpu_can_have_is_agreed_on(with_cuda):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_sparse.compression import Feedback, GTopKMerge, Layers, Warmup
+from hvd_sparse.compression import Collective, Feedback, Layers, Warmup
 from hvd_sparse.compression.sparsifiers import HardThreshold
 from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.ranks import messages
@@ -95,7 +95,10 @@ def test_a_rank_that_joins_may_lack_a_gradient_of_slices():
     "compression",
     [
         LAGS(warmup=Warmup(steps=3), feedback=Feedback(quality_every=5)),
-        GTopK(collective=GTopKMerge(slack=2), feedback=Feedback(clip_norm=1.0, momentum=0.5)),
+        GTopK(
+            collective=Collective(name="gtopk", slack=2),
+            feedback=Feedback(clip_norm=1.0, momentum=0.5),
+        ),
         GaussianK(sparsifier=HardThreshold(threshold=1e-3), wire="float16"),
     ],
 )

@@ -11,11 +11,12 @@ import pytest
 
 from hvd_sparse import _core
 from hvd_sparse.bench import bench
-from hvd_sparse.bench.bench import VerificationError, integer_gradient
+from hvd_sparse.bench.bench import FORMS, VerificationError, integer_gradient
 from hvd_sparse.bench.results import Settings, Timing
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.planning.cluster import Cluster
+from hvd_sparse.planning.network import Link
 from hvd_sparse.ranks.world import World
 from tests.profiles import MACHINE, gigabits
 
@@ -55,13 +56,14 @@ class ThreadRanks:
             self._spoil(self.world.rank, array)
 
 
-def results_of(settings, size, spoil=None):
+def results_of(settings, size, spoil=None, local_size=1):
     """Runs the benchmark on thread ranks; returns the results of all ranks."""
     loopback, gathering = _core.LoopbackWorld(size), Gathering(size)
-    cluster = Cluster(network=gigabits(1, size), machine=MACHINE)
+    network = gigabits(1, size, local_size=local_size, local=Link(alpha=1e-6, beta=1e-10))
+    cluster = Cluster(network=network, machine=MACHINE)
 
     def one(rank):
-        exchange = Exchange.over_loopback(loopback, rank)
+        exchange = Exchange.over_loopback(loopback, rank, local_size=local_size)
         return bench.run(settings, ThreadRanks(rank, size, gathering, spoil), exchange, cluster)
 
     with ThreadPoolExecutor(size) as threads:
@@ -81,16 +83,24 @@ def test_all_ranks_hold_a_row_of_every_method_and_wire(size):
         assert [row.values for row in own] == ["float32", "bfloat16", "int8", "int4", "ternary"]
         assert {row.k for row in own} == {numel}
         assert all(row.total == row.exchange for row in own)  # nothing is selected
-        found = {(row.collective, row.wire) for row in sparse}
-        names = set(_core.collectives()) - {"hierarchical"}  # every rank is a node here
-        assert found == {(name, wire) for name in names for wire in ("plain", "packed")}
+        found = {(row.collective, row.wire, row.values) for row in sparse}
+        assert found == {(name, *form) for name in _core.collectives() for form in FORMS}
         assert {row.k for row in sparse} == {settings.k(numel)}
-        assert {row.values for row in sparse} == {"float32"}
         for row in rows:
             assert 0 < row.exchange.median <= row.total.median
             assert row.total.low <= row.total.median <= row.total.high
             assert row.predicted_exchange <= row.predicted_total
             assert row.speedup == pytest.approx(rows[0].total.median / row.total.median)
+
+
+def test_ranks_that_share_nodes_also_sum_these_first():
+    (results, *_) = results_of(
+        Settings(numels=(3000,), density=0.02, repetitions=2), 4, local_size=2
+    )
+    found = {row.collective for row in results.rows if row.nodes_first}
+    assert found == set(_core.collectives())
+    names = {row.name for row in results.rows}
+    assert {"allgather", "allgather, int4", "allgather, nodes first"} < names
 
 
 @pytest.mark.parametrize("size", [1, 7, 300])
@@ -117,7 +127,7 @@ def test_ranks_that_hold_other_bits_are_an_error():
             seen.append(array)
             array[0] += array is seen[0]
 
-    with pytest.raises(VerificationError, match=r"dense, plain, float32: 50 entries .* differs"):
+    with pytest.raises(VerificationError, match=r"dense: 50 entries .* differs"):
         results_of(Settings(numels=(50,), density=0.1, repetitions=2), 2, dense_sums_of_rank_1)
 
 

@@ -54,8 +54,8 @@ def test_json_holds_the_plan_that_the_planner_makes(run):
 
 
 def test_positions_are_packed_where_lags_would_pack_them(run):
-    sparse = [row for row in answer(run("--json"))["buckets"] if row["collective"] != "dense"]
-    assert {row["wire"] for row in sparse} == {"packed"}
+    sparse = [row for row in answer(run("--json"))["buckets"] if row["density"] < 1]
+    assert {(row["wire"], row["values"]) for row in sparse} == {("packed", "int4")}
 
 
 def test_the_network_may_be_another_one(run):
@@ -65,6 +65,19 @@ def test_the_network_may_be_another_one(run):
     assert found["ranks"] == 32
     more = answer(run("--json", "--ranks", "64"))
     assert more["step_seconds"] == make_plan(deep_profile(40).scaled(size=64), RULES).step_seconds
+
+
+def test_ranks_may_share_nodes(run):
+    nodes = ("--bandwidth", "1Gbps", "--ranks", "64", "--per-node", "8")
+    found = answer(run("--json", *nodes))
+    assert any(row["nodes_first"] for row in found["buckets"])
+    alone = answer(run("--json", "--bandwidth", "1Gbps", "--ranks", "64"))
+    eighth = answer(run("--json", "--bandwidth", "125Mbps", "--ranks", "64"))
+    assert not any(row["nodes_first"] for row in alone["buckets"])
+    assert found["step_seconds"] < eighth["step_seconds"]
+    result = run(*nodes)
+    assert "64 ranks, 8 on a node" in result.output
+    assert ", nodes first" in result.output
 
 
 def test_a_measured_cluster_replaces_network_and_machine_of_the_profile(run, tmp_path):
@@ -113,21 +126,22 @@ def test_the_tables_say_how_much_is_gained(run):
 
 
 def test_the_defaults_are_those_of_bare_lags(run):
-    explicit = ["--collective", "allgather", "--collective", "recursive_doubling"]
+    names = ("allgather", "recursive_doubling", "shard_topk")
+    explicit = [part for name in names for part in ("--collective", name)]
     pinned = run("--json", "--density", str(LAGS().density), *explicit)
     assert answer(run("--json")) == answer(pinned)
 
 
 def test_a_narrow_terminal_cuts_no_name_and_no_number(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
-    asked = ("--collective", "split_allgather", "--density", "0.01")
+    asked = ("--collective", "shard_topk", "--density", "0.01")
     rows = answer(run(*asked, "--json"))["buckets"]
     printed = [" ".join(line.split()) for line in run(*asked).output.splitlines()]
-    sparse = [row for row in rows if row["collective"] == "split_allgather"]
+    sparse = [row for row in rows if row["collective"] == "shard_topk"]
     assert sparse
     for row in sparse:
         times = [row[name] for name in ("select_seconds", "exchange_seconds", "ready", "end")]
-        how = ", ".join(["split_allgather", row["wire"], row["values"]])
+        how = ", ".join(["shard_topk", row["wire"], row["values"]])
         facts = [f"{row['numel']:,}", f"{row['density']:.3g}", how.removesuffix(", float32")]
         facts += [quantities.shown_seconds(seconds) for seconds in times]
         assert " ".join([row["layers"], *facts]) in printed
@@ -150,13 +164,10 @@ def test_it_is_said_plainly_when_compression_does_not_help(run):
         (("--density", "2"), "density must lie in (0, 1], got 2.0"),
         (("--density", "little"), "'--density': must be a number, got 'little'"),
         (("--ranks", "0"), "ranks must be at least 1, got 0"),
+        (("--per-node", "17"), "per-node must lie in [1, 16 ranks], got 17"),
         (("--ranks", "2.5"), "'--ranks': must be a whole number, got '2.5'"),
         (("--rule", "fast"), "'fast' is not one of 'simulated', 'paper'"),
         (("--collective", "ring"), "collective must be one of"),
-        (
-            ("--collective", "hierarchical"),
-            "none of ['hierarchical'] is possible between 16 ranks, 1 on a node",
-        ),
         (("--bandwidth", "-1Gbps"), "bandwidth must be a number >= 0 with a unit, got '-1Gbps'"),
         (("--profile", "none.json"), "cannot read a profile"),
         (("--network", "none.json"), "cannot read a cluster"),

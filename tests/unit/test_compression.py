@@ -13,12 +13,12 @@ from hvd_sparse.compression import (
     LAGS,
     SBC,
     Adaptive,
+    Collective,
     Compression,
     Dense,
     Feedback,
     GaussianK,
     GTopK,
-    GTopKMerge,
     Layers,
     ThreeLC,
     TopK,
@@ -46,7 +46,7 @@ PRESETS = [LAGS, GTopK, GaussianK, TopK, SBC, Dense, ThreeLC]
 )
 def test_presets_are_made_of_the_papers_parts(preset, parts):
     made = preset()
-    modes = (made.collective, made.layers.layer_wise, bool(made.adaptive))
+    modes = (made.collective_name, made.layers.layer_wise, bool(made.adaptive))
     assert (made.sparsifier.name, *modes, made.density) == parts
 
 
@@ -130,7 +130,8 @@ def test_any_real_number_in_the_limits_is_a_density(density):
         ),
         ({"sparsifier": "hard_threshold"}, r"needs a threshold: .*HardThreshold\(threshold="),
         ({"sparsifier": 7}, "sparsifier must be one of .*, got 7"),
-        ({"collective": 3}, "collective must be one of auto, allgather, .*gtopk.*, got 3"),
+        ({"collective": "ring"}, "collective must be one of auto, .*gtopk.*, got 'ring'"),
+        ({"collective": 3}, "collective must be a Collective, got 3"),
         ({"collective": "shard_sum"}, "collective must be one of .*, got 'shard_sum'"),
         ({"warmup": 5}, "warmup must be a Warmup, got 5"),
         ({"wire": "int2"}, "Wire values must be one of auto, .*int8, int4, got 'int2'"),
@@ -160,13 +161,19 @@ def test_other_options_outside_their_limits_are_refused(options, match):
         (Layers, {"bucket_numel": True}, "bucket_numel must be an integer, got True"),
         (Layers, {"layer_wise": 1}, "Layers layer_wise must be one of None, True, False, got 1"),
         (Wire, {"indices": "zipped"}, "Wire indices must be one of auto, plain, packed, got 'zip"),
-        (GTopKMerge, {"slack": 0.5}, r"GTopKMerge slack must be a number in \[1, inf.*, got 0.5"),
+        (Collective, {"slack": 0.5}, r"Collective slack must be a number in \[1, inf.*, got 0.5"),
         (
-            GTopKMerge,
+            Collective,
             {"slack": float("inf")},
             r"slack must be a number in \[1, infinity\), got inf",
         ),
-        (GTopKMerge, {"slack": float("nan")}, "slack must be a number in .*, got nan"),
+        (Collective, {"slack": float("nan")}, "slack must be a number in .*, got nan"),
+        (
+            Collective,
+            {"name": "allgather", "slack": 2},
+            "slack is an option of 'gtopk', got 2.0 for",
+        ),
+        (Collective, {"nodes_first": 1}, "Collective nodes_first must be one of .*, got 1"),
         (ThreeLC, {"scale": 2}, r"scale must be a number in \[1, 2\), got 2"),
         (ThreeLC, {"scale": 0.5}, r"scale must be a number in \[1, 2\), got 0.5"),
         (ThreeLC, {"scale": float("nan")}, r"scale must be a number in \[1, 2\), got nan"),
@@ -243,14 +250,16 @@ def test_foreign_things_are_refused_by_name(foreign):
 
 def test_a_compression_shows_its_density_and_what_is_not_the_default():
     assert repr(LAGS()) == "LAGS(density=0.01)"
-    assert repr(TopK(collective="gtopk")) == "TopK(density=0.001, collective='gtopk')"
+    assert repr(TopK(collective="gtopk")) == (
+        "TopK(density=0.001, collective=Collective(name='gtopk'))"
+    )
     assert repr(Dense()) == "Dense(values='float32')"
     assert repr(ThreeLC(scale=1.5)) == "ThreeLC(scale=1.5)"
     assert repr(LAGS(wire="int4")) == "LAGS(density=0.01, wire=Wire(values='int4'))"
     assert repr(TopK(local_steps=8)) == "TopK(density=0.001, local_steps=LocalSteps(every=8))"
-    merge = GTopKMerge(slack=2)
+    merge = Collective(name="gtopk", slack=2)
     assert repr(LAGS(adaptive=False, collective=merge)) == (
-        "LAGS(density=0.01, collective=GTopKMerge(slack=2.0), adaptive=False)"
+        "LAGS(density=0.01, collective=Collective(name='gtopk', slack=2.0), adaptive=False)"
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hvd_sparse import _core
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.planning import costs
 from hvd_sparse.planning.account import HEADER_BYTES, Setting
@@ -26,12 +27,12 @@ def of(collective, *, k=1000, numel=100_000, network=BYTES, machine=IDLE, **rest
 
 
 # The model of the table in "What a step costs": alpha in us, ns per 4-byte word, entries, density,
-# P; milliseconds of allgather, gtopk, split_allgather and a dense ring.
+# P; milliseconds of allgather, gtopk and a dense ring.
 PUBLISHED = [
-    (436, 36, 25_600_000, 0.001, 32, (59, 11, 38, 1813)),
-    (50, 3.2, 25_600_000, 0.01, 32, (51, 8.4, 8.5, 162)),
-    (50, 3.2, 340_000_000, 0.01, 8, (152, 65, 58, 1905)),
-    (50, 3.2, 340_000_000, 0.01, 256, (5549, 174, 91, 2193)),
+    (436, 36, 25_600_000, 0.001, 32, (59, 11, 1813)),
+    (50, 3.2, 25_600_000, 0.01, 32, (51, 8.4, 162)),
+    (50, 3.2, 340_000_000, 0.01, 8, (152, 65, 1905)),
+    (50, 3.2, 340_000_000, 0.01, 256, (5549, 174, 2193)),
 ]
 
 
@@ -40,12 +41,10 @@ def test_times_without_merging_are_those_of_the_published_formulas(
     alpha, word, numel, density, size, expected
 ):
     network = Network.assumed(size, 4 / (word * 1e-9), alpha * 1e-6)
-    names = ("allgather", "gtopk", "split_allgather", "dense")
+    names = ("allgather", "gtopk", "dense")
     k = int(numel * density)
     found = [1000 * of(name, k=k, numel=numel, network=network).seconds for name in names]
-    # Our split_allgather sends sums twice, not three times, and half the messages.
-    assert 0.5 * expected[2] < found.pop(2) < 0.8 * expected[2]
-    assert found == pytest.approx((*expected[:2], expected[3]), rel=0.04)
+    assert found == pytest.approx(expected, rel=0.04)
 
 
 @pytest.mark.parametrize("size", [2, 4, 8, 64])
@@ -70,22 +69,22 @@ def test_guests_add_two_messages_and_what_a_host_merges(size):
     assert of("allgather", network=alpha).seconds == math.ceil(math.log2(size))
 
 
-def test_split_allgather_sends_its_entries_twice_whatever_the_number_of_ranks():
+def test_shard_topk_sends_as_much_whatever_the_number_of_ranks():
+    sums = _core.shard_topk_sums
     for size in (8, 64, 512):
         network = Network.assumed(size, 1.0, 0.0)
-        digests = 4 * (size - 1) * (17 + 8.5 * math.log(size))
         headers = 2 * (size - 1) * HEADER_BYTES
-        entries = (8 + 8.5) * 1_000_000 * (size - 1) / size
-        found = of("split_allgather", k=1_000_000, numel=10**8, network=network)
-        assert found.bytes == pytest.approx(entries + headers + digests)
+        entries = 8 * (1 + sums) * 1_000_000 * (size - 1) / size
+        found = of("shard_topk", k=1_000_000, numel=10**8, network=network)
+        assert found.bytes == pytest.approx(entries + headers)
 
 
 def test_messages_that_go_out_at_once_take_a_gap_each():
     network = Network.assumed(16, 1e30, 1.0)
-    rounds = 1 + 4 * (2 + 1 / 64)
-    assert of("split_allgather", network=network).seconds == pytest.approx(14 + rounds)
+    rounds = 1 + 4
+    assert of("shard_topk", network=network).seconds == pytest.approx(14 + rounds)
     spaced = replace(network, gap=0.1)
-    assert of("split_allgather", network=spaced).seconds == pytest.approx(1.4 + rounds)
+    assert of("shard_topk", network=spaced).seconds == pytest.approx(1.4 + rounds)
     assert spaced.scaled(32).gap == 0.1
 
 
@@ -197,14 +196,11 @@ def test_a_union_travels_dense_past_half_the_entries():
     assert full.bytes == pytest.approx(3 * (400_000 + HEADER_BYTES))
 
 
-@pytest.mark.parametrize(
-    ("collective", "merged"), [("gtopk", 3 * 2 + 2), ("split_allgather", 3 + 1 + 1 / 16 + 2)]
-)
-def test_what_is_not_delivered_is_settled_like_a_merge(collective, merged):
+def test_what_is_not_delivered_is_settled_like_a_merge():
     machine = replace(IDLE, merge_seconds_per_entry=1.0)
     network = Network.assumed(8, 1e30, 0.0)
-    found = of(collective, k=1000, network=network, machine=machine).seconds
-    assert found == pytest.approx(1000 * merged)
+    found = of("gtopk", k=1000, network=network, machine=machine).seconds
+    assert found == pytest.approx(1000 * (3 * 2 + 2))
 
 
 @pytest.mark.parametrize("collective", costs.SPARSE)
@@ -220,7 +216,7 @@ def test_handing_over_is_paid_once_and_by_no_dense_exchange(collective):
 @pytest.mark.parametrize(
     ("collective", "entries"),
     [("allgather", 1000 + 8000), ("gtopk", 3000), ("recursive_doubling", 9000),
-     ("split_allgather", 3000), ("dense", 0)],
+     ("shard_topk", 1000 + 12_000), ("dense", 0)],
 )  # fmt: skip
 def test_blocks_of_a_device_cross_the_bus_down_and_up(collective, entries):
     device = replace(IDLE, copy_seconds_per_entry=2e-9)
@@ -293,46 +289,47 @@ def test_integers_take_their_bits_and_a_share_of_a_scale(values, bytes_):
     assert wide.bytes - narrow.bytes == pytest.approx(3 * (4 - bytes_) * 25_600)
 
 
-def test_hierarchical_moves_dense_shards_inside_a_node_and_a_part_of_k_between():
+def test_sums_of_nodes_move_dense_shards_inside_a_node_and_a_part_of_k_between():
     network = Network.assumed(8, 1.0, 0.0, local_size=4, local=Link(alpha=0, beta=0.5))
-    found = of("hierarchical", k=1000, numel=100_000, network=network)
+    found = of("gtopk", k=1000, numel=100_000, network=network, nodes_first=True)
     between = 8 * 250 + HEADER_BYTES
     within = 3 * (HEADER_BYTES + 4 * 25_000) + 3 * (HEADER_BYTES + 8 * 250)
     assert found.bytes == between + within
     assert found.seconds == pytest.approx(between + 0.5 * within)
 
 
-def test_hierarchical_starts_its_messages_and_adds_up_and_selects_after_backward():
+def test_sums_of_nodes_start_their_messages_and_add_up_and_select_after_backward():
     network = Network.assumed(24, 1e30, 0.0, local_size=6, local=Link(alpha=1.0, beta=0.0))
     machine = replace(IDLE, select_seconds_per_entry=1.0)
     shards, gather = 5, 3
-    assert of("hierarchical", network=network).seconds == pytest.approx(shards + gather)
-    found = of("hierarchical", numel=100_000, network=network, machine=machine)
+    found = of("gtopk", network=network, nodes_first=True)
+    assert found.seconds == pytest.approx(shards + gather)
+    found = of("gtopk", numel=100_000, network=network, machine=machine, nodes_first=True)
     assert found.seconds == pytest.approx(shards + gather + 100_000)
 
 
 @pytest.mark.parametrize(("distance", "counts"), [(1, False), (2, True), (4, True)])
-def test_between_nodes_hierarchical_uses_the_links_of_their_distance(distance, counts):
+def test_between_nodes_the_links_of_their_distance_count(distance, counts):
     link, slow = Link(alpha=1e-5, beta=1e-9), Link(alpha=1e-2, beta=1e-9)
     links = {1: link, 2: link, 4: link}
     network = Network(
         size=8, local_size=2, links=tuple(links.items()), dense=link, local=Link(alpha=0, beta=0)
     )
     slower = replace(network, links=tuple({**links, distance: slow}.items()))
-    seconds = [of("hierarchical", network=one).seconds for one in (network, slower)]
+    seconds = [of("gtopk", network=one, nodes_first=True).seconds for one in (network, slower)]
     assert (seconds[1] > seconds[0] + 5e-3) == counts
 
 
 @pytest.mark.parametrize(
     "network", [BYTES, gigabits(1, 8, local_size=3, local=LOCAL), gigabits(1, 8, local_size=4)]
 )
-def test_hierarchical_needs_even_nodes_and_their_link(network):
-    assert not costs.possible("hierarchical", network)
-    with pytest.raises(InvalidArgumentError, match="hierarchical"):
-        of("hierarchical", network=network)
+def test_sums_of_nodes_need_even_nodes_and_their_link(network):
+    assert not costs.possible("gtopk", network, nodes_first=True)
+    with pytest.raises(InvalidArgumentError, match="nodes_first"):
+        of("gtopk", network=network, nodes_first=True)
     with pytest.raises(InvalidArgumentError, match="none of"):
         costs.cheapest(
-            k=1, numel=9, network=network, machine=IDLE, allowed=("hierarchical",)
+            k=1, numel=9, network=network, machine=IDLE, allowed=("gtopk",), nodes=(True,)
         )  # fmt: skip
 
 
@@ -368,7 +365,7 @@ def test_the_cheapest_is_the_least_of_all_and_grows_with_k(network, numel, densi
     best = costs.cheapest(k=k, numel=numel, network=network, machine=MACHINE, overlap=overlap)
     assert best.seconds == min(every.values()) == every[best.collective, best.wire]
     assert all(math.isfinite(one) and one >= 0 for one in every.values())
-    for name in ("allgather", "gtopk", "split_allgather"):
+    for name in ("allgather", "gtopk", "shard_topk"):
         more = costs.cost(name, k=numel, numel=numel, network=network, machine=MACHINE)
         assert more.seconds >= every[name, "plain"] * (1 - 1e-12)
 

@@ -29,7 +29,7 @@ ON_DEVICE = replace(
         ("gtopk", True, "bfloat16", "gaussian", CALLS),
         ("gtopk", False, "float32", "gaussian", CALLS),
         ("allgather", True, "float32", "gaussian", CALLS),
-        ("hierarchical", True, "float32", "gaussian", CALLS),
+        ("shard_topk", True, "float32", "gaussian", CALLS),
         ("dense", True, "float32", "gaussian", CALLS),
     ],
 )
@@ -135,8 +135,9 @@ def test_packing_neither_helps_nor_costs_between_devices():
     assert plain == packed
     table = costs.cheapest_of([3000.0], 10**6, allowed=("gtopk",), network=uneven(4),
                               machine=ON_DEVICE)  # fmt: skip
-    assert table.options[table.chosen[0]] == ("gtopk", "plain", "float32")
-    assert table.routes[table.chosen[0]] == STEP
+    collective, form = table.options[table.chosen[0]]
+    assert (collective, form.wire, form.values) == ("gtopk", "plain", "float32")
+    assert form.route(collective) == STEP
 
 
 @pytest.mark.parametrize("collective", costs.NAMES)

@@ -190,7 +190,7 @@ def test_the_command_plans_for_more_ranks_with_devices_and_for_other_networks_wi
     routes = {
         row["values"]: row["route"] for row in found["buckets"] if row["collective"] == "gtopk"
     }
-    assert routes == {"float32": STEP, "bfloat16": CALLS}
+    assert routes == {"float32": STEP, "int4": CALLS}
     rules = rules_of(LAGS(collective="gtopk"), OnDevice)
     expected = make_plan(profile_on_devices(100).scaled(size=64), rules)
     assert Plan.from_json(json.dumps(found["plan"])) == expected

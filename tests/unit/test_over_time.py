@@ -90,7 +90,7 @@ def test_a_plan_keeps_what_the_user_has_set():
     for mbit in (1, 10):
         chosen = planner(mbit, given).best(SEEN).chosen
         assert chosen.density >= 0.05
-        assert (chosen.collective, chosen.wire) == ("recursive_doubling", given.wire)
+        assert (chosen.collective, chosen.wire) == (given.collective, given.wire)
         assert (chosen.layers, chosen.feedback) == (given.layers, given.feedback)
         assert (chosen.local_steps.outer, chosen.local_steps.lr_scale) == (outer, 2.0)
         assert chosen.warmup is None

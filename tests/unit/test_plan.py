@@ -75,20 +75,26 @@ def test_a_fixed_compression_keeps_what_it_names():
 
 
 @pytest.mark.parametrize(
-    ("collective", "size", "local_size", "shared"),
+    ("collective", "nodes_first", "size", "local_size", "shared"),
     [
-        ("gtopk", 8, 4, False),
-        ("hierarchical", 8, 4, True),
-        ("hierarchical", 4, 4, True),
-        ("shard_sum", 8, 4, True),
-        ("shard_sum", 4, 4, False),
-        ("shard_sum", 4, 1, False),
+        ("gtopk", False, 8, 4, False),
+        ("gtopk", True, 8, 4, True),
+        ("allgather", True, 4, 4, True),
+        ("shard_sum", False, 8, 4, True),
+        ("shard_sum", False, 4, 4, False),
+        ("shard_sum", False, 4, 1, False),
     ],
 )
 def test_ranks_of_a_node_share_a_residual_where_nodes_are_summed_first(
-    collective, size, local_size, shared
+    collective, nodes_first, size, local_size, shared
 ):
-    choice = plan.BucketChoice(layers=("a",), densities=(1.0,), collective=collective, wire="plain")
+    choice = plan.BucketChoice(
+        layers=("a",),
+        densities=(1.0,),
+        collective=collective,
+        wire="plain",
+        nodes_first=nodes_first,
+    )
     assert choice.shares_residual(size=size, local_size=local_size) is shared
 
 

@@ -51,4 +51,4 @@ def test_a_dense_sum_is_asked_for_every_entry_in_its_values(compression, values,
     assert add_tensor_bucket(exchange, "a", 1000, compression) == 7
     assert exchange.options["collective"] == "shard_sum"
     assert exchange.options["values"] == values
-    assert exchange.options["collective_options"]["scale"] == scale
+    assert exchange.options["collective_options"].get("scale", 1.0) == scale

@@ -101,7 +101,7 @@ def test_larger_densities_cost_no_time(rate, size):
 def test_no_pinned_choice_beats_the_plan_that_may_choose(rate, size):
     profile = deep_profile(40, rate=rate, size=size)
     free = make_plan(profile, replace(EVERYTHING, margin=0.0)).step_seconds
-    for collective in ("allgather", "gtopk", "recursive_doubling", "split_allgather"):
+    for collective in ("allgather", "gtopk", "recursive_doubling", "shard_topk"):
         for layer_wise in (True, False):
             pinned = Rules(collectives=(collective,), layer_wise=layer_wise, adaptive=False)
             assert free <= make_plan(profile, pinned).step_seconds * 1.0001
@@ -288,7 +288,7 @@ def test_impossible_rules_are_refused(arguments, message):
     [
         (Rules(collectives=("ring",)), "collective must be one of"),
         (Rules(wires=("zip",)), "wire must be one of"),
-        (Rules(collectives=("hierarchical",)), "none of"),
+        (Rules(nodes_first=(True,)), "none of"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(rules, message):

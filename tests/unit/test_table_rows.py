@@ -109,9 +109,8 @@ def test_the_lower_envelope_is_within_5_percent_of_any_choice_and_2_of_dense(
 def test_the_sweep_pins_every_collective():
     (job,) = jobs_of_sweep(RESNET, 8, [1e9])
     pinned = {mode for mode in job.modes.values() if "collective=" in mode}
-    names = set(COLLECTIVES) - {"hierarchical"}  # a host has one rank
-    assert len(pinned) == len(names)
-    assert all(any(f"'{name}'" in mode for mode in pinned) for name in names)
+    assert len(pinned) == len(COLLECTIVES)
+    assert all(any(f"'{name}'" in mode for mode in pinned) for name in COLLECTIVES)
     assert {"Dense, float32", "Dense, bfloat16", "Dense, int8"} <= set(job.modes)
 
 

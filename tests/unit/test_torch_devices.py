@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hvd_sparse import _core
-from hvd_sparse.compression import Layers
+from hvd_sparse.compression import Collective, Layers
 from hvd_sparse.compression.buckets import Layer
 from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.exchange.exchange import Exchange
@@ -52,12 +52,12 @@ def settings_of(named, compression):
 
 
 def test_sums_of_a_node_are_refused_on_a_device_before_anything_is_planned():
-    compression = LAGS(collective="hierarchical")
+    compression = LAGS(collective=Collective(nodes_first=True))
     elsewhere = [("b", torch.zeros(1, device="meta"))]
     check_devices(settings_of([("a", torch.zeros(1))], compression))
     for taken in (LAGS(), Dense(), ThreeLC()):
         check_devices(settings_of(elsewhere, taken))
-    with pytest.raises(UnsupportedError, match="'hierarchical' takes no gradients of device 'me"):
+    with pytest.raises(UnsupportedError, match="nodes_first=True takes no gradients of device 'me"):
         check_devices(settings_of(elsewhere, compression))
 
 

@@ -405,7 +405,7 @@ def test_steps_are_read_once_when_the_last_that_counts_is_over(planned):
 def test_a_device_is_planned_for_as_it_works(monkeypatch):
     class Device(OnCpu):
         select_on = "engine"
-        refuses = ("recursive_doubling",)
+        adds_up_nodes = False
 
     seen = []
 
@@ -421,7 +421,7 @@ def test_a_device_is_planned_for_as_it_works(monkeypatch):
     on_cpu, on_device = seen
     assert on_cpu.select_on == "caller"
     assert on_device.select_on == "engine"
-    assert set(on_cpu.allowed) - set(on_device.allowed) == {"recursive_doubling"}
+    assert (on_cpu.nodes_first, on_device.nodes_first) == ((False, True), (False,))
 
 
 @pytest.mark.parametrize(("fast", "expected"), [(0.9, 1000), (0.125, 6300)])

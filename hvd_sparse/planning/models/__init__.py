@@ -12,18 +12,16 @@ from hvd_sparse.planning.models import (
     allgather,
     dense,
     gtopk,
-    hierarchical,
     recursive_doubling,
     shard_sum,
-    split_allgather,
+    shard_topk,
 )
 
 MODELS: dict[str, Callable[[Account], None]] = {
     "allgather": allgather.cost,
     "gtopk": gtopk.cost,
     "recursive_doubling": recursive_doubling.cost,
-    "split_allgather": split_allgather.cost,
-    "hierarchical": hierarchical.cost,
+    "shard_topk": shard_topk.cost,
     "dense": dense.cost,
     "shard_sum": shard_sum.cost,
 }

@@ -20,4 +20,4 @@ def cost(a: Account) -> None:
         distance *= 2
     if size > 1:
         a.work(setting.code(a.k * size / 2))  # packs one block, unpacks P - 1
-    a.work(setting.cross(setting.union(a.k, a.numel, size)))
+    a.apply(setting.union(a.k, a.numel, size))

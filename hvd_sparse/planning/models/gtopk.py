@@ -55,7 +55,7 @@ def cost(a: Account) -> None:
         a.send(block(a.k), setting.network.at(core))
         a.work(setting.code(a.k))
     a.settle()
-    a.work(setting.cross(a.k))
+    a.apply(a.k)
 
 
 def device_message(entries: Array) -> Array:
@@ -92,6 +92,6 @@ def _gtopk_between_devices(a: Account) -> None:
         a.send(message, devices.at(core))
     if by_way_of_the_cpu:
         a.settle()
-        a.work(setting.cross(a.k))
+        a.apply(a.k)
     else:
         a.work(merge)

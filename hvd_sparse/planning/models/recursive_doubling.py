@@ -41,4 +41,4 @@ def cost(a: Account) -> None:
         ranks = min(2 * ranks, size)
     if size > core:
         a.send(block(size), setting.network.at(core), messages)
-    a.work(setting.cross(setting.union(a.k, a.numel, size)))
+    a.apply(setting.union(a.k, a.numel, size))

@@ -26,7 +26,7 @@ def cost(a: Account) -> None:
     a.taking = setting.take(a.numel)
     a.seconds = setting.machine.exchange_overhead + a.taking
     numel, size, link, gap = a.numel, network.size, network.link, network.gap
-    sums_nodes = _core.sums_nodes(SHARD_SUM, size=size, local_size=local_size)
+    sums_nodes = _core.sums_nodes(SHARD_SUM, nodes_first=False, size=size, local_size=local_size)
     adds_up_nodes = sums_nodes and not setting.machine.on_device
     if adds_up_nodes and local is not None and size % local_size == 0:
         within = 2 * (local_size - 1) * VALUE_BYTES * numel / local_size

@@ -36,7 +36,8 @@ def run_ranks(layout, program, *, wire=(False, "float32"), **changes):
         "segments": [1000, 1, 0, 3333],
         "density": 0.05,
         "sparsifier": "top_k",
-        "collective": "hierarchical",
+        "collective": "gtopk",
+        "nodes_first": True,
     }
 
     def format_of(rank):
@@ -60,18 +61,25 @@ def check_shards(ranks, local_size):
 
 
 @pytest.mark.parametrize(
-    ("layout", "sparsifier", "density"),
-    in_turn(LAYOUTS, _core.sparsifiers(), [0.01, 1.0]),
+    ("layout", "collective", "sparsifier", "density"),
+    in_turn(LAYOUTS, _core.collectives(), _core.sparsifiers(), [0.01, 1.0]),
 )
-def test_laws_hold_over_several_steps(layout, sparsifier, density):
-    ranks = run_ranks(layout, lambda me: me.run(5), sparsifier=sparsifier, density=density)
+def test_laws_hold_over_several_steps(layout, collective, sparsifier, density):
+    ranks = run_ranks(
+        layout,
+        lambda me: me.run(5),
+        collective=collective,
+        sparsifier=sparsifier,
+        density=density,
+    )
     laws.check_laws(ranks)
     check_shards(ranks, layout[1])
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("wire", FORMATS)
-def test_laws_hold_in_every_wire_format(layout, wire):
+@pytest.mark.parametrize(
+    ("layout", "wire", "collective"), in_turn(LAYOUTS, FORMATS, _core.collectives())
+)
+def test_laws_hold_in_every_wire_format(layout, wire, collective):
     def program(me):
         rough = [
             np.clip(laws.integer_gradient(me.numel, rank=me.rank, step=step), -100, 100) * 301
@@ -79,20 +87,33 @@ def test_laws_hold_in_every_wire_format(layout, wire):
         ]
         return [me.step(gradient) for gradient in rough]
 
-    ranks = run_ranks(layout, program, wire=wire)
+    ranks = run_ranks(layout, program, wire=wire, collective=collective)
     laws.check_laws(ranks)
     check_shards(ranks, layout[1])
 
 
+EXCHANGES = {(name, 1.0): exchange for name, exchange in oracle.COLLECTIVES.items()} | {
+    ("gtopk", 1.5): lambda blocks, k: oracle.gtopk(blocks, k, 1.5)
+}
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("slack", [1.0, 1.5])
-def test_it_equals_the_reference(layout, slack):
+@pytest.mark.parametrize(("collective", "slack"), EXCHANGES)
+def test_it_equals_the_reference(layout, collective, slack):
     segments, density = [700, 0, 90, 710], 0.02
     ks = [max(1, math.ceil(density * n)) if n else 0 for n in segments]
-    ranks = run_ranks(layout, lambda me: me.run(5), segments=segments, density=density, slack=slack)
+    ranks = run_ranks(
+        layout,
+        lambda me: me.run(5),
+        segments=segments,
+        density=density,
+        collective=collective,
+        slack=slack,
+    )
     for step in zip(*ranks, strict=True):
-        total, residuals = oracle.hierarchical(
-            [r.gradient + r.residual_before for r in step], segments, ks, layout[1], slack
+        accumulated = [r.gradient + r.residual_before for r in step]
+        total, residuals = oracle.nodes_first(
+            accumulated, segments, ks, layout[1], EXCHANGES[collective, slack]
         )
         for rank, residual in zip(step, residuals, strict=True):
             np.testing.assert_array_equal(rank.total, total)
@@ -110,7 +131,7 @@ def test_sums_of_a_node_are_added_in_a_fixed_order(layout):
     ranks = run_ranks(layout, program, segments=segments, density=0.02)
     for step in zip(*ranks, strict=True):
         accumulated = [r.gradient + r.residual_before for r in step]
-        total, residuals = oracle.hierarchical(accumulated, segments, [30], layout[1])
+        total, residuals = oracle.nodes_first(accumulated, segments, [30], layout[1], oracle.gtopk)
         for rank, residual in zip(step, residuals, strict=True):
             assert rank.total.tobytes() == total.astype(np.float64).tobytes()
             np.testing.assert_array_equal(rank.residual_after, residual)
@@ -119,14 +140,14 @@ def test_sums_of_a_node_are_added_in_a_fixed_order(layout):
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 8])
 @pytest.mark.parametrize("sparsifier", _core.sparsifiers())
 @pytest.mark.parametrize("wire", [(False, "float32"), (True, "bfloat16")])
-def test_with_one_rank_on_a_node_it_is_gtopk_bit_for_bit(size, sparsifier, wire):
+def test_with_one_rank_on_a_node_it_is_the_collective_alone(size, sparsifier, wire):
     def program(me):
         draws = np.random.default_rng(me.rank)
         return [me.step(draws.standard_normal(me.numel, dtype=np.float32)) for _ in range(3)]
 
     both = [
-        run_ranks((size, 1), program, collective=collective, sparsifier=sparsifier, wire=wire)
-        for collective in ("hierarchical", "gtopk")
+        run_ranks((size, 1), program, nodes_first=first, sparsifier=sparsifier, wire=wire)
+        for first in (True, False)
     ]
     for ours, theirs in zip(*both, strict=True):
         for one, other in zip(ours, theirs, strict=True):
@@ -266,7 +287,7 @@ def test_unequal_nodes_are_refused_by_name_when_the_bucket_is_added(size, local_
     nodes = " ".join(str(rank // local_size) for rank in range(size))
     with pytest.raises(InvalidArgumentError, match=f"the ranks are on nodes {nodes}$"):
         run_ranks((size, local_size), program)
-    ranks = run_ranks((size, local_size), lambda me: me.run(2), collective="gtopk")
+    ranks = run_ranks((size, local_size), lambda me: me.run(2), nodes_first=False)
     laws.check_laws(ranks)
 
 

@@ -1,4 +1,4 @@
-"""The collective "hierarchical" through the optimizer: all ranks of a test share one machine."""
+"""Sums of nodes first, through the optimizer: all ranks of a test share one machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 
-from hvd_sparse.compression import Feedback, Layers
+from hvd_sparse.compression import Collective, Feedback, Layers
 from hvd_sparse.torch import LAGS
 from tests.parallel.torch_ranks import (
     Toy,
@@ -21,7 +21,7 @@ from tests.torch_model import residuals
 
 COMPRESSION = LAGS(
     adaptive=False,
-    collective="hierarchical",
+    collective=Collective(name="gtopk", nodes_first=True),
     density=0.1,
     layers=Layers(min_numel=64, bucket_numel=1500),
     feedback=Feedback(rescale=False),
