@@ -7,7 +7,7 @@ import os
 from rich.console import Console
 
 # Width of the widest tables; pipes and horovodrun do not pass on the terminal's width.
-COLUMNS = 120
+COLUMNS = 132
 
 
 def wide_console() -> Console:

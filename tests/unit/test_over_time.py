@@ -35,12 +35,12 @@ MACHINE = Machine(
 )
 
 
-def network(mbit):
-    return Network.assumed(4, 1e6 / 8 * mbit, 1e-4)
+def network(mbit, size=4):
+    return Network.assumed(size, 1e6 / 8 * mbit, 1e-4)
 
 
-def planner(mbit, compression=AUTO):
-    return PlannerOverTime(LAYERS, compression, network=network(mbit), machine=MACHINE)
+def planner(mbit, compression=AUTO, size=4):
+    return PlannerOverTime(LAYERS, compression, network=network(mbit, size), machine=MACHINE)
 
 
 def bits(plan):
@@ -67,6 +67,15 @@ def test_what_a_plan_exchanges_hides_behind_the_steps_of_its_delay(mbit):
     )
     assert waiting.step_seconds > plan.step_seconds
     assert waiting.steps < plan.steps
+
+
+@pytest.mark.parametrize(("size", "collective"), [(4, "allgather"), (64, "shard_topk")])
+def test_many_ranks_meet_by_way_of_the_owners_of_shards(size, collective):
+    plan = planner(3, size=size).best(SEEN)
+    assert plan.chosen.density < 1
+    assert plan.chosen.collective_name == collective
+    given = LAGS(collective="allgather", local_steps="auto")
+    assert planner(3, given, size=size).best(SEEN).chosen.collective_name == "allgather"
 
 
 def test_work_without_a_core_of_its_own_makes_steps_longer_and_plans_send_less():
