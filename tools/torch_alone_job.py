@@ -23,14 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_sparse
-from hvd_sparse.ddp import (
-    LAGS,
-    TopK,
-    attach,
-    load_checkpoint,
-    save_checkpoint,
-    sparse_allreduce,
-)
+from hvd_sparse.ddp import LAGS, TopK, attach, sparse_allreduce
 
 STEPS = 6  # in a training; the checkpoint is written after half of them
 DENSITY = 0.02
@@ -46,7 +39,7 @@ class Training:
         self.model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32))
         self.ddp = DistributedDataParallel(self.model)
         self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=0.05, momentum=0.9)
-        attach(self.ddp, self.optimizer, compression)
+        self.exchange = attach(self.ddp, self.optimizer, compression)
 
     def run(self, steps: range) -> None:
         """Trains on data that depends on the step and the rank."""
@@ -79,7 +72,7 @@ def train(folder: Path) -> None:
     for name, compression in COMPRESSIONS.items():
         training = Training(compression)
         training.run(range(STEPS // 2))
-        save_checkpoint(folder / name, training.ddp, training.optimizer, step=STEPS // 2)
+        training.exchange.save_checkpoint(folder / name, training.ddp, step=STEPS // 2)
         training.run(range(STEPS // 2, STEPS))
         torch.save(training.state(), folder / f"{name}-{dist.get_rank()}.pt")
 
@@ -88,7 +81,7 @@ def resume(folder: Path) -> None:
     """Resumes, and compares the states at the end."""
     for name, compression in COMPRESSIONS.items():
         training = Training(compression)
-        extra = load_checkpoint(folder / name, training.ddp, training.optimizer)
+        extra = training.exchange.load_checkpoint(folder / name, training.ddp)
         assert extra == {"step": STEPS // 2}, extra
         training.run(range(STEPS // 2, STEPS))
         expected = torch.load(folder / f"{name}-{dist.get_rank()}.pt")
