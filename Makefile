@@ -296,8 +296,12 @@ $(ADAPTER_TOOLS): | $(ENV_STAMP)
 torchalone: $(ENV_STAMP) ## installs the package beside PyTorch alone, without Horovod and MPI, and trains there
 	@$(PY) tools/try_torch_alone.py
 
-wheel: $(ENV_STAMP) ## makes dist/: an sdist and a wheel, installed and tried in a fresh environment
-	@$(PY) tools/make_wheel.py
+WHEEL_TOOLS = build/wheel_tools/$(call digest,tools/wheel_requirements.txt)
+wheel: $(ENV_STAMP) $(WHEEL_TOOLS) ## makes dist/: an sdist and a wheel for PyTorch, tried without a compiler
+	@PYTHONPATH=$(WHEEL_TOOLS) $(PY) tools/make_wheel.py
+
+$(WHEEL_TOOLS): | $(ENV_STAMP)
+	@$(call install_tools,tools/wheel_requirements.txt)
 
 # ---- Keeping the pins ------------------------------------------------------------------------------
 

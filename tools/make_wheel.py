@@ -1,11 +1,12 @@
-"""Builds an sdist and, from that alone, a wheel; then installs the wheel elsewhere and tests it.
+"""Builds an sdist and, from that alone, a wheel for PyTorch; then tests the wheel elsewhere.
 
-    dist/hvd_sparse-VERSION.tar.gz    the files that git tracks
-    dist/hvd_sparse-VERSION-*.whl     for this Python, this TensorFlow and this MPI library
+    dist/hvd_sparse-VERSION.tar.gz             the files that git tracks
+    dist/hvd_sparse-VERSION-*manylinux*.whl    for this Python, and Linux from that C library on
 
-The wheel is installed in a fresh virtual environment outside the checkout. torch, TensorFlow and
-Horovod are not downloaded for that: the environment finds them in that of the interpreter that runs
-this.
+The wheel links neither MPI nor a framework; what else it links, auditwheel puts into it, or refuses
+it. It is tested under Horovod over TCP, in a fresh environment outside the checkout, which finds
+torch and Horovod in that of the interpreter that runs this; and with PyTorch alone, without a
+compiler (try_torch_alone.py).
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ import sys
 import sysconfig
 import tempfile
 import venv
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
 UNPACKED = ROOT / "build" / "sdist"
 
+# What a wheel for everybody leaves out.
+PORTABLE = {"HVD_SPARSE_WITH_MPI": "0", "HVD_SPARSE_WITH_TENSORFLOW": "0"}
 SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
 # Conservation on every rank: everything that was not applied is in the residuals, exactly.
 SMOKE = """
@@ -65,7 +69,7 @@ def make_sdist(folder: Path, unpacked: Path) -> Path:
 
 
 def make_wheel(
-    source: Path, folder: Path, python: str | Path, env: dict[str, str], *, quiet: bool = False
+    source: Path, folder: Path, python: str | Path, env: Mapping[str, str], *, quiet: bool = False
 ) -> Path:
     """Makes the wheel of an sdist's sources in a folder, by a Python's pip; returns the wheel."""
     pip = [python, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"]
@@ -91,11 +95,17 @@ def packages_of(python: Path) -> Path:
 
 
 def build() -> Path:
-    """Builds sdist and wheel; returns the wheel."""
+    """Builds sdist and wheel; returns the wheel, as auditwheel has repaired it."""
     source = make_sdist(DIST, UNPACKED)
     # Always the same folder for CMake, so that only changed files are compiled.
-    env = {**os.environ, "HVD_SPARSE_BUILD_DIR": str(ROOT / "build" / "wheel")}
-    return make_wheel(source, DIST, sys.executable, env)
+    env = {**os.environ, **PORTABLE, "HVD_SPARSE_BUILD_DIR": str(ROOT / "build" / "wheel")}
+    with tempfile.TemporaryDirectory(prefix="hvd_sparse-wheel-") as folder:
+        linked = make_wheel(source, Path(folder), sys.executable, env)
+        audit = [sys.executable, "-m", "auditwheel"]
+        run([*audit, "repair", "--wheel-dir", DIST, linked], quiet=True)
+    wheel = only_match("hvd_sparse-*manylinux*.whl")
+    run([*audit, "show", wheel])
+    return wheel
 
 
 def make_environment(wheel: Path, folder: Path) -> Path:
@@ -111,7 +121,7 @@ def make_environment(wheel: Path, folder: Path) -> Path:
 
 
 def try_out(bin_: Path, folder: Path) -> None:
-    """Runs the doctor, and an exchange on one rank and on two."""
+    """Runs the doctor, and an exchange on one rank of Horovod and on two."""
     env = {**os.environ, "PATH": f"{bin_}{os.pathsep}{os.environ['PATH']}"}
     env.pop("PYTHONPATH", None)
     smoke = folder / "smoke.py"
@@ -127,6 +137,7 @@ def main() -> None:
     wheel = build()
     with tempfile.TemporaryDirectory(prefix="hvd_sparse-wheel-") as folder:
         try_out(make_environment(wheel, Path(folder, "venv")), Path(folder))
+    run([sys.executable, ROOT / "tools" / "try_torch_alone.py", "--wheel", wheel])
     for file in (only_match("hvd_sparse-*.tar.gz"), wheel):
         print(f"{file.relative_to(ROOT)}  {file.stat().st_size / 1e6:.1f} MB")
 

@@ -1,5 +1,8 @@
 """Installs the package beside PyTorch alone, and tests it: no Horovod, no TensorFlow, no MPI.
 
+    tools/try_torch_alone.py                   builds a wheel for that, without optimisation
+    tools/try_torch_alone.py --wheel FILE      takes this one, on a PATH without any compiler
+
     build/torch_alone/cmake     where CMake works: kept, so that only changed files are compiled
     build/torch_alone/venv      a fresh virtual environment, in which the wheel is installed
 
@@ -9,12 +12,14 @@ and the build take, in that of the interpreter that runs this.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import venv
 from collections.abc import Iterable
 from importlib import metadata
@@ -27,6 +32,8 @@ from packaging.utils import canonicalize_name
 FOLDER = ROOT / "build" / "torch_alone"
 JOB = ROOT / "tools" / "torch_alone_job.py"
 PROGRAMS = ("cmake", "ninja")
+RANKS = 4
+LONGEST_SECONDS = 60  # from installing a wheel to what a user wants to see of it
 # Beginnings of variables that are for Horovod's jobs or MPI's, or choose what is built.
 FOREIGN = ("HVD_SPARSE_", "HOROVOD_", "OMPI_", "OPAL_", "MPICXX", "PYTHONPATH", "PYTHONHOME")
 ALONE = """
@@ -78,22 +85,35 @@ def environment(bin_: Path) -> dict[str, str]:
     return {**kept, "PYTHONNOUSERSITE": "1", "OMP_NUM_THREADS": "1"}
 
 
-def make_environment() -> tuple[Path, dict[str, str]]:
+def make_own_wheel(python: Path, env: dict[str, str]) -> Path:
+    """Builds a wheel without optimisation, which is most of what compiling takes."""
+    link(["setuptools", "wheel"], packages_of(python))
+    for program in PROGRAMS:
+        found = shutil.which(program)
+        if found is not None:
+            python.with_name(program).symlink_to(found)
+    source = make_sdist(FOLDER / "dist", FOLDER / "source")
+    fast = {"CMAKE_BUILD_TYPE": "None", "HVD_SPARSE_BUILD_DIR": str(FOLDER / "cmake")}
+    return make_wheel(source, FOLDER / "dist", python, env | fast, quiet=True)
+
+
+def make_environment(wheel: Path | None) -> tuple[Path, dict[str, str]]:
     """Makes the environment with the package; returns its Python, and variables for programs."""
     venv.create(FOLDER / "venv", clear=True, with_pip=False)
     bin_ = FOLDER / "venv" / "bin"
     python = bin_ / "python"
     packages = packages_of(python)
-    link(["torch", "pip", "setuptools", "wheel"], packages)
-    for program in PROGRAMS:
-        found = shutil.which(program)
-        if found is not None:
-            (bin_ / program).symlink_to(found)
+    link(["torch", "pip"], packages)
     env = environment(bin_)
-    source = make_sdist(FOLDER / "dist", FOLDER / "source")
-    # Without optimisation, which is most of what compiling takes.
-    fast = {"CMAKE_BUILD_TYPE": "None", "HVD_SPARSE_BUILD_DIR": str(FOLDER / "cmake")}
-    install(make_wheel(source, FOLDER / "dist", python, env | fast, quiet=True), python)
+    if wheel is None:
+        wheel = make_own_wheel(python, env)
+    else:
+        env["PATH"] = str(bin_)
+        tools = [
+            name for name in ("c++", "g++", "cc", "cmake") if shutil.which(name, path=str(bin_))
+        ]
+        assert not tools, tools
+    install(wheel, python)
     (own,) = metadata.distributions(name="hvd_sparse", path=[str(packages)])
     link(own.requires or (), packages)
     run([python, "-m", "pip", "--disable-pip-version-check", "check"], env=env, quiet=True)
@@ -117,13 +137,14 @@ def check_doctor(python: Path, env: dict[str, str], folder: Path) -> None:
 
 
 def try_out(python: Path, env: dict[str, str], folder: Path) -> None:
-    """Runs the doctor, two launches of a training, and a bench; on two ranks."""
+    """Runs the doctor, two launches of a training that saves and resumes, and a bench."""
     run([python, "-c", ALONE], env=env, cwd=folder)
     packages = packages_of(python)
     (own,) = metadata.distributions(name="hvd_sparse", path=[str(packages)])
     link(own.requires or (), packages, extra="cli")
     check_doctor(python, env, folder)
-    torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    torchrun.append(str(RANKS))
     for options in ([], ["--resume"]):
         run([*torchrun, JOB, folder, *options], env=env, cwd=folder, timeout=120)
     bench = ["-m", "hvd_sparse", "bench", "--numel", "2000", "--repetitions", "2"]
@@ -132,10 +153,19 @@ def try_out(python: Path, env: dict[str, str], folder: Path) -> None:
 
 
 def main() -> None:
-    """Builds, installs and tests."""
-    python, env = make_environment()
+    """Installs and tests; first builds a wheel, if it is given none."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--wheel", type=Path)
+    wheel = parser.parse_args().wheel
+    begin = time.monotonic()
+    python, env = make_environment(wheel)
     with tempfile.TemporaryDirectory(prefix="hvd_sparse-torch_alone-") as folder:
         try_out(python, env, Path(folder))
+    seconds = time.monotonic() - begin
+    if wheel is not None:
+        print(f"installed without a compiler, trained, saved, resumed: {seconds:.0f} s")
+        if seconds > LONGEST_SECONDS:
+            sys.exit(f"that must take at most {LONGEST_SECONDS} s")
 
 
 if __name__ == "__main__":
