@@ -25,8 +25,12 @@ ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
 UNPACKED = ROOT / "build" / "sdist"
 
-# What a wheel for everybody leaves out.
-PORTABLE = {"HVD_SPARSE_WITH_MPI": "0", "HVD_SPARSE_WITH_TENSORFLOW": "0"}
+# What a wheel for everybody leaves out, and has: code for GPUs is loaded where there is a driver.
+PORTABLE = {
+    "HVD_SPARSE_WITH_MPI": "0",
+    "HVD_SPARSE_WITH_TENSORFLOW": "0",
+    "HVD_SPARSE_WITH_CUDA": "1" if shutil.which("nvcc") else "0",
+}
 SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
 # Conservation on every rank: everything that was not applied is in the residuals, exactly.
 SMOKE = """
