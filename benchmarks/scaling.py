@@ -22,7 +22,7 @@ from reporting import Result, Row, write
 from hvd_sparse import _core
 from hvd_sparse.planning import costs
 from hvd_sparse.planning.network import Link, Network
-from hvd_sparse.planning.profile import Machine, Profile
+from hvd_sparse.planning.profile import ONE_CORE, Machine, Profile
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -33,14 +33,6 @@ ON_A_NODE = (1, 8)
 LOCAL = Link(alpha=3e-6, beta=1 / 10e9)  # between ranks of a node, through its memory
 COUNTED = (4, 8, 16, 64)  # ranks whose bytes are counted
 TOLERANCE = 0.1  # of the model's bytes
-# docs/performance_kernels.md, "Selection" and "Merging", with one thread; packing is not there.
-MACHINE = Machine(
-    select_seconds_per_entry=0.55e-9,
-    select_overhead=20e-6,
-    merge_seconds_per_entry=3.8e-9,
-    code_seconds_per_entry=2e-9,
-    scatter_seconds_per_entry=0.15e-9,
-)
 
 
 class Method(NamedTuple):
@@ -173,7 +165,7 @@ def counted(sizes: list[int], density: float) -> tuple[Result, bool]:
 
     Ranks select independently here, as the model assumes.
     """
-    case = Case(1_000_000, density, MACHINE)
+    case = Case(1_000_000, density, ONE_CORE)
     rows, right = [], True
     for method in METHODS:
         if method.nodes_first or method.collective == "dense":
@@ -204,7 +196,7 @@ def main(
     markdown: Annotated[bool, typer.Option(help="print tables in Markdown")] = False,
 ) -> None:
     """Prints a table of bits and one of times for each network; fails if ranks find others."""
-    machine = MACHINE if machine_of is None else Profile.load(machine_of).machine
+    machine = ONE_CORE if machine_of is None else Profile.load(machine_of).machine
     case = Case(numel, density, machine)
     verified = all(
         is_right(name, size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, replace
 from enum import Enum
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich.table import Table
 
 from hvd_sparse.cli.console import wide_console
 from hvd_sparse.cli.files import check_picture
+from hvd_sparse.cli.model import show_ways, tensors_of
 from hvd_sparse.cli.numbers import integer, number
 from hvd_sparse.cli.plot import plot_plan
 from hvd_sparse.compression import LAGS, Adaptive
@@ -26,8 +28,11 @@ from hvd_sparse.planning.explanation import explain
 from hvd_sparse.planning.network import MEMORY, Link, Network
 from hvd_sparse.planning.plan import Plan
 from hvd_sparse.planning.planner import Rules
-from hvd_sparse.planning.profile import Profile
+from hvd_sparse.planning.profile import ONE_CORE, Machine, Profile
 from hvd_sparse.planning.routes import CALLS
+from hvd_sparse.planning.ways import compared, profile_of
+
+ASSUMED_LATENCY = "50us"  # of a message, where none was measured or given
 
 
 class Rule(str, Enum):
@@ -39,14 +44,27 @@ class Rule(str, Enum):
 
 def plan(
     profile_file: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             "--profile",
             help="The model: what exchange.tuning.profile.save(FILE) wrote after a training's "
             "first 30 steps.",
             show_default=False,
         ),
-    ],
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead: FILE.py:FUNCTION, which returns a torch.nn.Module. Compares ways to "
+            "train it, before any run; takes --step-seconds, and --ranks and --bandwidth or "
+            "--network.",
+            show_default=False,
+        ),
+    ] = None,
+    step_seconds: Annotated[
+        float | None,
+        typer.Option(parser=number, help="Of a step on one rank that exchanges nothing."),
+    ] = None,
     cluster_file: Annotated[
         Path | None,
         typer.Option("--network", help="Plan for the cluster that hvd-sparse bench --save wrote."),
@@ -80,9 +98,21 @@ def plan(
     try:
         if plot is not None:
             check_picture("--plot", plot)
+        cluster = None if cluster_file is None else Cluster.load(cluster_file)
+        if model is not None:
+            if profile_file is not None:
+                raise InvalidArgumentError("--model takes the place of --profile: give one of them")
+            tensors = tensors_of(model)
+            network, machine = unmeasured(cluster, bandwidth, latency, ranks, per_node)
+            here = profile_of(tensors, positive_seconds(step_seconds), network, machine)
+            ways = compared(here, tensors)
+            show_ways(ways, here, title(here), wide_console(), as_json=as_json, plot=plot)
+            return
+        if profile_file is None:
+            raise InvalidArgumentError("give --profile, or --model with --step-seconds")
         measured = Profile.load(profile_file)
-        if cluster_file is not None:
-            measured = Cluster.load(cluster_file).with_model_of(measured)
+        if cluster is not None:
+            measured = cluster.with_model_of(measured)
         network = network_of(measured.network, bandwidth, latency, ranks, per_node)
         here = measured.scaled(network=network)
         place = OnDevice if here.machine.on_device else OnCpu
@@ -100,6 +130,31 @@ def plan(
     else:
         assumed = any(one is not None for one in (bandwidth, latency, per_node))
         show(made, here, wide_console(), assumed=assumed, rules=rules)
+
+
+def positive_seconds(step_seconds: float | None) -> float:
+    """Returns the seconds of computing, which --model takes."""
+    if step_seconds is None or not 0 < step_seconds < math.inf:
+        raise InvalidArgumentError(
+            f"--model takes --step-seconds, a positive number, got {step_seconds}"
+        )
+    return step_seconds
+
+
+def unmeasured(
+    cluster: Cluster | None,
+    bandwidth: str | None,
+    latency: str | None,
+    ranks: int | None,
+    per_node: int | None,
+) -> tuple[Network, Machine]:
+    """Returns the network and the machine of a model that has not run: assumed, if not measured."""
+    if cluster is not None:
+        return network_of(cluster.network, bandwidth, latency, ranks, per_node), cluster.machine
+    if ranks is None or bandwidth is None:
+        raise InvalidArgumentError("--model takes --ranks and --bandwidth, or --network")
+    two = Network.assumed(2, 1.0, quantities.seconds(ASSUMED_LATENCY))
+    return network_of(two, bandwidth, latency, ranks, per_node), ONE_CORE
 
 
 def network_of(

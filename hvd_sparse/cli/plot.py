@@ -8,10 +8,38 @@ from hvd_sparse.planning.explanation import simulated_step
 from hvd_sparse.planning.pipeline import SimulatedStep, simulate_dense
 from hvd_sparse.planning.plan import Plan
 from hvd_sparse.planning.profile import Profile
+from hvd_sparse.planning.ways import Way
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 FORWARD, BACKWARD, SELECT = "#999999", "#56B4E9", "#E69F00"
 SPARSE, DENSE = "#009E73", "#D55E00"
+
+
+def plot_ways(file: Path, ways: list[Way], title: str) -> None:
+    """Draws the predicted times to a loss, and of a step where no more is known."""
+    import matplotlib as mpl  # files.check_picture has imported it before
+
+    mpl.use("Agg")  # draws without a display
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(8, 3.4), layout="constrained")
+    alone = ways[0].step_seconds
+    names = [one.name for one in ways]
+    steps = [one.step_seconds / alone for one in ways]
+    axis.barh(names, [one.slowdown or 0.0 for one in ways], color=SPARSE, label="to a loss")
+    axis.plot(steps, names, "|", color=DENSE, markersize=14, markeredgewidth=2, label="a step")
+    axis.axvline(1.0, color=FORWARD, linewidth=0.8)
+    axis.invert_yaxis()
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_formatter("{x:g}")
+    axis.tick_params(axis="x", which="minor", labelsize=7)
+    axis.set_xlabel("seconds, over those of computing alone; predicted")
+    axis.set_title(title, fontsize=10)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8)
+    figure.savefig(file, dpi=150)
+    plt.close(figure)
 
 
 def plot_plan(file: Path, plan: Plan, profile: Profile, title: str, *, select_on: str) -> None:

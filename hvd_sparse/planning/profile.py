@@ -65,6 +65,16 @@ class Machine:
         return self.select_overhead + self.select_seconds_per_entry * numel
 
 
+# A rank with one thread of a server's CPU: docs/performance_kernels.md, "Selection" and "Merging".
+ONE_CORE = Machine(
+    select_seconds_per_entry=0.55e-9,
+    select_overhead=20e-6,
+    merge_seconds_per_entry=3.8e-9,
+    code_seconds_per_entry=2e-9,
+    scatter_seconds_per_entry=0.15e-9,
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerProfile:
     """The measured numbers of one layer.

@@ -80,6 +80,74 @@ def test_ranks_may_share_nodes(run):
     assert ", nodes first" in result.output
 
 
+MODEL = """
+import torch
+
+NOT_A_MODEL = 3
+
+def make_model():
+    return torch.nn.Sequential(torch.nn.Linear(40_000, 40_000), torch.nn.Linear(40_000, 10))
+
+def make_nothing():
+    return None
+"""
+
+
+@pytest.fixture
+def compare(tmp_path):
+    """Returns a function that compares ways to train a model of 6 GB that is not built."""
+    file = tmp_path / "train.py"
+    file.write_text(MODEL)
+
+    def invoke(*arguments, model="make_model"):
+        given = ["plan", "--model", f"{file}:{model}", *arguments]
+        return CliRunner().invoke(cli.app, given)
+
+    return invoke
+
+
+HERE = ("--ranks", "8", "--bandwidth", "1Gbps", "--step-seconds", "0.2")
+
+
+def test_ways_to_train_a_model_are_compared_before_it_runs(compare, tmp_path):
+    ways = {one["name"]: one for one in answer(compare(*HERE, "--json"))["ways"]}
+    assert ways["computing alone"]["step_seconds"] == pytest.approx(0.2)
+    assert ways["DDP"]["bytes"] == pytest.approx(4 * 1.75 * (40_000**2 + 11 * 40_000 + 10))
+    picture = tmp_path / "ways.png"
+    result = compare(*HERE, "--plot", str(picture))
+    assert result.exit_code == 0, result.output
+    assert picture.stat().st_size > 0
+    for one in ways.values():
+        shown = quantities.shown_seconds(one["step_seconds"])
+        assert any(
+            line.startswith(one["name"]) and shown in line for line in result.output.splitlines()
+        )
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "message"),
+    [
+        ("make_model", HERE[:4], "--model takes --step-seconds, a positive number, got None"),
+        ("make_model", (*HERE[:4], "--step-seconds", "0"), "a positive number, got 0.0"),
+        ("make_model", HERE[4:], "--model takes --ranks and --bandwidth, or --network"),
+        ("make_other", HERE, "has no function 'make_other'"),
+        ("NOT_A_MODEL", HERE, "has no function 'NOT_A_MODEL'"),
+        ("make_nothing", HERE, "make_nothing must return a torch.nn.Module, got None"),
+        ("make_model", (*HERE, "--profile", "x.json"), "--model takes the place of --profile"),
+    ],
+)
+def test_a_model_that_cannot_be_compared_is_explained(compare, model, arguments, message):
+    result = compare(*arguments, model=model)
+    assert result.exit_code == 2
+    assert message in said(result)
+
+
+def test_a_plan_takes_a_profile_or_a_model():
+    result = CliRunner().invoke(cli.app, ["plan"])
+    assert result.exit_code == 2
+    assert "give --profile, or --model with --step-seconds" in said(result)
+
+
 def test_a_measured_cluster_replaces_network_and_machine_of_the_profile(run, tmp_path):
     file = tmp_path / "cluster.json"
     here = Cluster(network=gigabits(0.1, 8, latency=1e-3), machine=IDLE)
