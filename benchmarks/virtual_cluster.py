@@ -94,11 +94,28 @@ def missing() -> str | None:
     if sys.platform != "linux":
         return f"a virtual cluster needs Linux, this is {sys.platform}"
     if os.geteuid() != 0:
-        return "a virtual cluster needs root, for network namespaces: run it with sudo"
+        return (
+            "a virtual cluster needs root, or a kernel that allows user namespaces, for network "
+            "namespaces: run it with sudo"
+        )
     for command, package in (("ip", "iproute2"), ("tc", "iproute2"), ("unshare", "util-linux")):
         if shutil.which(command) is None:
             return f"a virtual cluster needs `{command}`: install {package}"
     return None
+
+
+def enter_user_namespace() -> None:
+    """Runs this program again as root of a user namespace, unless it is root already.
+
+    Where the kernel does not allow that it returns, and the program goes on without root.
+    """
+    unshare = ["unshare", "--user", "--map-root-user", "--net", "--mount"]
+    if os.geteuid() == 0 or not all(map(shutil.which, ("unshare", "mount", "ip"))):
+        return
+    # ip keeps its namespaces there.
+    inside = ["sh", "-c", 'mount -t tmpfs tmpfs /run && exec "$@"', "sh"]
+    if subprocess.run([*unshare, *inside, "true"], capture_output=True).returncode == 0:
+        os.execvp(unshare[0], [*unshare, *inside, sys.executable, *sys.argv])
 
 
 def why_not() -> str | None:
@@ -334,6 +351,7 @@ def main(
     measure: Annotated[bool, typer.Option("--check", help="first measure the network")] = False,
 ) -> None:
     """Builds a cluster, runs a command in it under mpirun and takes the cluster down."""
+    enter_user_namespace()
     try:
         with VirtualCluster(hosts, rate) as cluster:
             if measure:

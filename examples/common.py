@@ -223,7 +223,11 @@ class TrainingLog:
             "density_reached": float(density.mean()),
             "seconds_per_step": statistics.median(self._seconds),
             "epochs": self._metrics,
-            "steps": {"loss": loss.tolist(), "bytes_sent": sent.tolist()},
+            "steps": {
+                "loss": loss.tolist(),
+                "bytes_sent": sent.tolist(),
+                "seconds": self._seconds,
+            },
             "arguments": {name: str(value) for name, value in vars(self._args).items()},
         }
         print(

@@ -27,6 +27,21 @@ builds = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 FOLDERS = (cluster_network.NETNS, cluster_network.SHARED_MEMORY, Path(tempfile.gettempdir()))
 
 
+def test_without_root_a_program_begins_again_as_root_of_a_user_namespace(monkeypatch):
+    begun = []
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "execvp", lambda file, command: begun.append(command))
+    virtual_cluster.enter_user_namespace()
+    if not begun:
+        pytest.skip("this kernel allows no user namespaces")
+    (command,) = begun
+    itself = [sys.executable, *sys.argv]
+    assert command[-len(itself) :] == itself
+    program = "import os; print(os.geteuid(), os.listdir('/run'))"
+    inside = [*command[: -len(itself)], sys.executable, "-c", program]
+    assert subprocess.run(inside, capture_output=True, text=True).stdout == "0 []\n"
+
+
 def left_by(pid: int) -> list[str]:
     """Returns the resources of a process's clusters."""
     return [str(p) for folder in FOLDERS for p in folder.glob(f"virtual-cluster-{pid}-*")]
