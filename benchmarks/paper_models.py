@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from hvd_sparse.planning.ways import Tensor
+
 NORM_FLOPS = 8
 PTB_WORDS = 10_000  # vocabulary of the Penn Treebank
 PTB_STEPS = 35  # words of a training sequence
@@ -27,18 +29,6 @@ BERT_WORDS = 30_522  # its vocabulary of word pieces
 # without padding; "max /2" and "avg" are poolings. A step can be a fork again. The outputs of
 # branches are concatenated.
 Fork = list[list[Any]]
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A parameter: its name in the model, and its shape."""
-
-    name: str
-    shape: tuple[int, ...]
-
-    @property
-    def numel(self) -> int:
-        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)

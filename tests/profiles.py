@@ -8,16 +8,17 @@ from dataclasses import replace
 import numpy as np
 
 from hvd_sparse.planning.network import distances_below
-from hvd_sparse.planning.profile import GpuLinks, LayerProfile, Link, Machine, Network, Profile
-
-# Times of the magnitude that docs/performance_kernels.md measured.
-MACHINE = Machine(
-    select_seconds_per_entry=0.55e-9,
-    select_overhead=2e-5,
-    merge_seconds_per_entry=3.8e-9,
-    code_seconds_per_entry=2e-9,
-    scatter_seconds_per_entry=0.15e-9,
+from hvd_sparse.planning.profile import (
+    ONE_CORE,
+    GpuLinks,
+    LayerProfile,
+    Link,
+    Machine,
+    Network,
+    Profile,
 )
+
+MACHINE = ONE_CORE
 # A machine whose work costs nothing, which leaves the network's times.
 IDLE = Machine(
     select_seconds_per_entry=0,
