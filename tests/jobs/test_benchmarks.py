@@ -188,7 +188,12 @@ def test_scaling(tmp_path):
     assert job.status == 0, job.output
     assert "| gtopk |" in job.output
     assert plot.stat().st_size > 10_000
-    results = json.loads(file.read_text())
-    assert [r["settings"]["gigabits"] for r in results] == [1, 10, 100]
+    bits, *results = json.loads(file.read_text())
+    counted = {row["name"]: row["facts"] for row in bits["rows"]}
+    assert counted["shard_topk"]["P = 64: counted"] < 1.5
+    assert counted["allgather"]["P = 64: counted"] > 5 * counted["shard_topk"]["P = 64: counted"]
+    networks = [(r["settings"]["on_a_node"], r["settings"]["gigabits"]) for r in results]
+    assert networks == [(nodes, rate) for nodes in (1, 8) for rate in (0.1, 1, 10, 100)]
+    assert bits["verified"]
     assert all(r["verified"] for r in results)
     assert all(value > 0 for r in results for row in r["rows"] for value in row["facts"].values())
