@@ -31,6 +31,6 @@ napoleon_custom_sections = [("Reference", "References")]
 # Of other projects, whose pages a build without a network cannot ask for; all else that a signature
 # names must be in the reference.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(torch|tensorflow|horovod|collections|pathlib|typing|os)\..*"),
-    (r"py:class", r"hvd_sparse\.records\.S"),  # a type variable
+    (r"py:.*", r"(torch|tensorflow|tf|horovod|collections|contextlib|pathlib|typing|os)\..*"),
+    (r"py:class", r"hvd_sparse\.planning\.records\.S"),  # a type variable
 ]

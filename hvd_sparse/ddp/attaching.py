@@ -54,7 +54,7 @@ def attach(
             skip the step and lower the scale.
 
     Returns:
-        A handle on the exchange: statistics, checkpoints and more; also kept as
+        A handle on the exchange, with statistics, checkpoints and more; also kept as
         `optimizer.exchange`.
 
     Raises:

@@ -55,7 +55,7 @@ def attach(
             get_scale(); see `hvd_sparse.ddp.attach`.
 
     Returns:
-        A handle on the exchange: statistics, state for checkpoints and more; also kept as
+        A handle on the exchange, with statistics, state for checkpoints and more; also kept as
         `optimizer.exchange`. On a mesh with one replica nothing is exchanged.
 
     Raises:

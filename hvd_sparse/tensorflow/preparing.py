@@ -40,9 +40,9 @@ def prepare(
             that the tape or the optimizer gets.
 
     Returns:
-        The state as float32 variables: the residual, the sparsifier's states of the layers, the
-        learning rate, if the residual follows it, and the velocity, if momentum is corrected. If
-        all gradients are always sent dense, and for a single rank, only the velocity.
+        The state as float32 variables, which are the residual, the sparsifier's states of the
+        layers, the learning rate, if the residual follows it, and the velocity, if momentum is
+        corrected. If all gradients are always sent dense, and for a single rank, only the velocity.
 
     Raises:
         InvalidArgumentError: An argument lies outside its limits, or differs between ranks.

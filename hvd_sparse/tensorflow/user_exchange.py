@@ -98,7 +98,7 @@ class Exchange:
 
     @property
     def residual_variables(self) -> list[tf.Variable]:
-        """This rank's state: the residual and related variables, as `prepare` returns them.
+        """This rank's state, which is the residual and more, as `prepare` returns it.
 
         The state differs between ranks: each rank saves its own, in a file of its own.
 
