@@ -47,7 +47,7 @@ ROUNDING = 1e-5  # of the largest sum: float32 adds P gradients and P residuals
 COMPRESSIONS: dict[str, Compression] = {
     **{values: Dense(values=values) for values in ("float32", "bfloat16", "int8", "int4")},
     **{f"ternary, scale {scale:g}": ThreeLC(scale=scale) for scale in (1.0, 1.5, 1.75, 1.9)},
-    "TopK .01, packed": TopK(density=0.01, wire=Wire(indices="packed")),
+    "TopK .01, packed": TopK(density=0.01, wire=Wire(indices="packed", values="float32")),
     "SBC .01": SBC(density=0.01),
     "SBC .001": SBC(density=0.001),
 }
