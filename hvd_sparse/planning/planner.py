@@ -39,7 +39,7 @@ from hvd_sparse.planning.plan import DENSE, BucketPlan, Plan
 from hvd_sparse.planning.profile import LayerProfile, Machine, Profile
 
 # Types of values that a plan may choose if the user leaves the choice to it: those that learn as
-# well as float32 (docs/learning.md).
+# well as float32 (docs/many_ranks.md).
 VALUES = ("float32", "int4")
 DENSE_VALUES = ("float32", "bfloat16", "int8")
 # With more layers, neighbours are glued before merging, whose time grows with their square or more.
