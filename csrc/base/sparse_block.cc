@@ -2,6 +2,7 @@
 
 #include "csrc/base/sparse_block.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace hvd_sparse {
@@ -93,6 +94,14 @@ void SparseBlock::CopyFrom(const SparseBlock& other) {
   std::memcpy(buffer_.data(), other.buffer_.data(),
               static_cast<std::size_t>(other.message_bytes()));
   stride_ = other.count();
+}
+
+Range SparseBlock::EntriesIn(Range positions) const {
+  const Index* const end = indices() + count();
+  const auto before = [this, end](std::int64_t position) {
+    return std::lower_bound(indices(), end, position) - indices();
+  };
+  return {before(positions.begin), before(positions.end)};
 }
 
 }  // namespace hvd_sparse

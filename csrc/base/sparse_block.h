@@ -76,6 +76,9 @@ class SparseBlock {
 
   void CopyFrom(const SparseBlock& other);
 
+  /// Returns which entries of a finished block lie in a range of positions.
+  Range EntriesIn(Range positions) const;
+
   BlockHeader& header() { return *reinterpret_cast<BlockHeader*>(buffer_.data()); }
   const BlockHeader& header() const {
     return *reinterpret_cast<const BlockHeader*>(buffer_.data());

@@ -38,10 +38,7 @@ void Append(const SparseBlock& from, Range range, std::int64_t filled, SparseBlo
 
 /// Makes `part` the block's entries in a shard, with rounded values that no other rank holds.
 void CutOut(const SparseBlock& block, Range shard, CollectiveContext* ctx, SparseBlock* part) {
-  const Index* const begin = block.indices();
-  const Index* const end = begin + block.count();
-  const Range range{std::lower_bound(begin, end, shard.begin) - begin,
-                    std::lower_bound(begin, end, shard.end) - begin};
+  const Range range = block.EntriesIn(shard);
   part->Reset(range.size());
   Append(block, range, 0, part);
   part->header() = block.header();

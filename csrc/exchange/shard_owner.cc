@@ -7,16 +7,6 @@
 #include "csrc/wire/value_coding.h"
 
 namespace hvd_sparse {
-namespace {
-
-/// Returns how many entries of a block lie in a range.
-std::int64_t CountIn(const SparseBlock& block, Range range) {
-  const Index* const begin = block.indices();
-  const Index* const end = begin + block.count();
-  return std::lower_bound(begin, end, range.end) - std::lower_bound(begin, end, range.begin);
-}
-
-}  // namespace
 
 ShardOwner::ShardOwner(const StepRecord& record, Range range, int rank, int size)
     : shard_(ShardOf(range.size(), rank, size)), size_(size), top_k_(MakeSparsifier("top_k", {})) {
@@ -42,7 +32,7 @@ std::vector<std::int64_t> ShardOwner::Quotas(const std::vector<SparseBlock>& arr
   for (const Range part : parts_) {
     std::int64_t sent = 0;
     for (int rank = 0; rank < size_; ++rank) {
-      sent += CountIn(arrived[static_cast<std::size_t>(rank)], part);
+      sent += arrived[static_cast<std::size_t>(rank)].EntriesIn(part).size();
     }
     // This rank sends itself nothing: its entries of the shard are all compared.
     const double quota = std::ceil(sums * static_cast<double>(sent) / std::max(1, size_ - 1));
