@@ -15,13 +15,13 @@ SUFFIXES = {".py", ".h", ".cc", ".cu", ".cuh"}
 # The most lines of code, without blanks, comments, docstrings and what a header begins and ends
 # with. Who raises a number says in the commit what that buys; who deletes code lowers it.
 MOST = {
-    "csrc/base": 413,
+    "csrc/base": 421,
     "csrc/bindings": 1696,
-    "csrc/collectives": 1627,
+    "csrc/collectives": 1624,
     "csrc/comm": 2841,
     "csrc/cuda": 5304,
     "csrc/devices": 140,
-    "csrc/exchange": 3508,
+    "csrc/exchange": 3501,
     "csrc/kernels": 1728,
     "csrc/sparsifiers": 802,
     "csrc/wire": 1552,
