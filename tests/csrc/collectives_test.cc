@@ -128,7 +128,9 @@ TEST(ShardTopK, SendsEveryEntryToItsOwnerAndEverySumToAll) {
       SendOnAllSums(&ctx);
       FindCollective("shard_topk").run(&block, ctx);
       const std::int64_t part = SparseBlock::MessageBytes(kK / size);
-      if (kK % size == 0) ASSERT_EQ(ctx.bytes_sent, 2 * (size - 1) * part);
+      if (kK % size == 0) {
+        ASSERT_EQ(ctx.bytes_sent, 2 * (size - 1) * part);
+      }
       ASSERT_EQ(block.count(), kK);
       ASSERT_EQ(block.values()[kK - 1], static_cast<float>(size * kK));
     });
