@@ -17,12 +17,13 @@ namespace {
 constexpr char kHexDigits[] = "0123456789abcdef";
 constexpr char kHorovodInterface[] = "HOROVOD_GLOO_IFACE";
 constexpr char kTorchInterface[] = "GLOO_SOCKET_IFNAME";  // may be a list: "eth0,eth1"
+constexpr char kNcclInterface[] = "NCCL_SOCKET_IFNAME";   // a list of prefixes, or "=eth0"
 
 bool IsKey(const std::string& text) {
   return text.size() == kKeyDigits && text.find_first_not_of(kHexDigits) == std::string::npos;
 }
 
-bool IsLoopback(const std::string& ip) { return ip.compare(0, 4, "127.") == 0; }
+bool IsLoopback(const std::string& ip) { return ip.compare(0, 4, "127.") == 0 || ip == "::1"; }
 
 /// Returns a name that is equal for two processes only if they share a loopback network: one boot
 /// of one kernel, and one network namespace. Where the kernel does not tell its boot, the host's
@@ -44,18 +45,23 @@ std::string LoopbackNetwork() {
 struct Interface {
   std::string variable;  ///< the variable that names it; empty if none does
   std::string name;
+  bool is_prefix = false;  ///< true if any interface will do whose name begins so
 };
 
 Interface ChosenInterface() {
   const auto value_of = [](const char* variable) {
     const char* value = std::getenv(variable);
-    return std::string(value == nullptr ? "" : value);
+    const std::string list = value == nullptr ? "" : value;
+    return list.substr(0, list.find(','));
   };
-  const std::string name = value_of(kHorovodInterface);
-  if (!name.empty()) return {kHorovodInterface, name};
-  const std::string names = value_of(kTorchInterface);
-  if (!names.empty()) return {kTorchInterface, names.substr(0, names.find(','))};
-  return {};
+  for (const char* variable : {kHorovodInterface, kTorchInterface}) {
+    const std::string name = value_of(variable);
+    if (!name.empty()) return {variable, name};
+  }
+  const std::string name = value_of(kNcclInterface);
+  if (name.empty() || name[0] == '^') return {};  // "^eth0" says which one not to take
+  if (name[0] == '=') return {kNcclInterface, name.substr(1)};
+  return {kNcclInterface, name, true};
 }
 
 }  // namespace
@@ -123,12 +129,12 @@ ListenAddress Listen(Listener* listener) {
   const Interface interface = ChosenInterface();
   ListenAddress address;
   if (interface.variable.empty()) {
-    *listener = ListenAt("0.0.0.0");
+    *listener = ListenEverywhere();
     address.ips = LocalAddresses();
   } else {
-    const std::vector<std::string> ips = AddressesOf(interface.name);
-    Require(!ips.empty(), interface.variable, " must name a network interface with an IPv4 ",
-            "address, got '", interface.name, "'");
+    const std::vector<std::string> ips = AddressesOf(interface.name, interface.is_prefix);
+    Require(!ips.empty(), interface.variable, " must name a network interface with an IP address, ",
+            "got '", interface.name, "'");
     *listener = ListenAt(ips.front());
     address.ips = {ips.front()};
   }

@@ -39,10 +39,11 @@ std::string RandomBytes(std::size_t count);
 std::string NewKey();
 
 /// Listens at a port that the system chooses, on one interface or on all: on the one that
-/// HOROVOD_GLOO_IFACE names, else on the first that GLOO_SOCKET_IFNAME lists, if one of them is
-/// set; Horovod and torch.distributed read them, too. Otherwise on all interfaces.
+/// HOROVOD_GLOO_IFACE names, else on the first that GLOO_SOCKET_IFNAME or else NCCL_SOCKET_IFNAME
+/// lists, if one of them is set; Horovod, torch.distributed and NCCL read them, too. There it
+/// listens at the first address, IPv4's before IPv6's. Otherwise it listens on all interfaces.
 ///
-/// Throws Unavailable if that fails, InvalidArgument if the interface has no IPv4 address.
+/// Throws Unavailable if that fails, InvalidArgument if the interface has no address.
 ListenAddress Listen(Listener* listener);
 
 }  // namespace hvd_sparse

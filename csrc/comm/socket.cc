@@ -1,4 +1,4 @@
-/// TCP over IPv4; see the header.
+/// TCP over IPv4 and IPv6; see the header.
 
 #include "csrc/comm/socket.h"
 
@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "csrc/base/error.h"
 
@@ -34,32 +35,78 @@ void Configure(const Descriptor& socket) {
   set(IPPROTO_TCP, TCP_KEEPCNT, 4);
 }
 
-Descriptor NewSocket() {
+/// An IPv4 or IPv6 address and a port, as the system's calls take them.
+struct Endpoint {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof(storage);
+
+  sockaddr* generic() { return reinterpret_cast<sockaddr*>(&storage); }
+};
+
+Descriptor NewSocket(int family) {
   return Descriptor::Open(
-      [] { return ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
+      [=] { return ::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
 }
 
-/// Returns "10.0.0.1"; empty if the conversion fails.
-std::string IpOf(const sockaddr_in& address) {
-  char text[INET_ADDRSTRLEN];
-  const char* ip = ::inet_ntop(AF_INET, &address.sin_addr, text, sizeof(text));
-  return ip == nullptr ? "" : ip;
+/// Returns the endpoint of an address such as "10.0.0.1" or "fd00::1"; its family is AF_UNSPEC if
+/// that is none.
+Endpoint EndpointAt(const std::string& ip, int port) {
+  const auto network_port = htons(static_cast<std::uint16_t>(port));
+  sockaddr_in v4{};
+  sockaddr_in6 v6{};
+  Endpoint endpoint;
+  if (::inet_pton(AF_INET, ip.c_str(), &v4.sin_addr) == 1) {
+    v4.sin_family = AF_INET;
+    v4.sin_port = network_port;
+    endpoint.length = sizeof(v4);
+    std::memcpy(&endpoint.storage, &v4, sizeof(v4));
+  } else if (::inet_pton(AF_INET6, ip.c_str(), &v6.sin6_addr) == 1) {
+    v6.sin6_family = AF_INET6;
+    v6.sin6_port = network_port;
+    endpoint.length = sizeof(v6);
+    std::memcpy(&endpoint.storage, &v6, sizeof(v6));
+  }
+  return endpoint;
 }
 
-/// Returns "10.0.0.1:4711" from getsockname() or getpeername(); empty if that fails.
+/// Returns the address and the port of an endpoint. An IPv4 address that an IPv6 socket shows as
+/// ::ffff:10.0.0.1 is 10.0.0.1, as the other end sees it.
+std::pair<std::string, int> PlaceOf(const sockaddr_storage& storage) {
+  char text[INET6_ADDRSTRLEN];
+  const void* address = nullptr;
+  int family = storage.ss_family, port = 0;
+  if (family == AF_INET) {
+    const auto& v4 = reinterpret_cast<const sockaddr_in&>(storage);
+    address = &v4.sin_addr;
+    port = ntohs(v4.sin_port);
+  } else {
+    const auto& v6 = reinterpret_cast<const sockaddr_in6&>(storage);
+    const bool is_mapped = IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr);
+    family = is_mapped ? AF_INET : AF_INET6;
+    address = v6.sin6_addr.s6_addr + (is_mapped ? 12 : 0);
+    port = ntohs(v6.sin6_port);
+  }
+  const char* ip = ::inet_ntop(family, address, text, sizeof(text));
+  return {ip == nullptr ? "" : ip, port};
+}
+
+/// Returns "10.0.0.1:4711" or "[fd00::1]:4711" from getsockname() or getpeername(); empty if that
+/// fails.
 std::string AddressFrom(int (*name)(int, sockaddr*, socklen_t*), const Descriptor& socket) {
-  sockaddr_in address{};
-  socklen_t length = sizeof(address);
-  if (name(socket.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) return {};
-  return Concat(IpOf(address), ':', ntohs(address.sin_port));
+  Endpoint endpoint;
+  if (name(socket.get(), endpoint.generic(), &endpoint.length) != 0) return {};
+  const auto [ip, port] = PlaceOf(endpoint.storage);
+  const bool is_v6 = ip.find(':') != std::string::npos;
+  return is_v6 ? Concat('[', ip, "]:", port) : Concat(ip, ':', port);
 }
 
 struct Address {
   std::string interface, ip;
-  bool is_loopback;
+  bool is_loopback, is_v6;
 };
 
-/// Returns the IPv4 addresses of all interfaces that are up.
+/// Returns the addresses of all interfaces that are up, IPv4's first. Link-local addresses of IPv6
+/// are left out: what they mean depends on the interface of the host that uses them.
 std::vector<Address> Addresses() {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return {};
@@ -67,13 +114,39 @@ std::vector<Address> Addresses() {
 
   std::vector<Address> addresses;
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != AF_INET) continue;
-    if ((entry->ifa_flags & IFF_UP) == 0) continue;
-    sockaddr_in address;
-    std::memcpy(&address, entry->ifa_addr, sizeof(address));
-    addresses.push_back({entry->ifa_name, IpOf(address), (entry->ifa_flags & IFF_LOOPBACK) != 0});
+    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
+    const bool is_v6 = entry->ifa_addr->sa_family == AF_INET6;
+    if (!is_v6 && entry->ifa_addr->sa_family != AF_INET) continue;
+    sockaddr_storage storage{};
+    std::memcpy(&storage, entry->ifa_addr, is_v6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in));
+    if (is_v6 && reinterpret_cast<sockaddr_in6&>(storage).sin6_scope_id != 0) continue;
+    addresses.push_back(
+        {entry->ifa_name, PlaceOf(storage).first, (entry->ifa_flags & IFF_LOOPBACK) != 0, is_v6});
   }
+  std::stable_partition(addresses.begin(), addresses.end(),
+                        [](const Address& address) { return !address.is_v6; });
   return addresses;
+}
+
+/// Listens at an address; an IPv6 socket at "::" takes IPv4 connections, too. The listener is empty
+/// if that fails; errno says why.
+Listener TryListening(const std::string& ip) {
+  Endpoint endpoint = EndpointAt(ip, 0);
+  Listener listener{NewSocket(endpoint.storage.ss_family), 0};
+  const int fd = listener.socket.get(), no = 0;
+  if (endpoint.storage.ss_family == AF_INET6) {
+    ::setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof(no));
+  }
+  if (fd < 0 || ::bind(fd, endpoint.generic(), endpoint.length) != 0 ||
+      ::listen(fd, SOMAXCONN) != 0 ||
+      ::getsockname(fd, endpoint.generic(), &endpoint.length) != 0) {
+    const int error = errno;
+    listener.socket.Close();
+    errno = error;
+    return listener;
+  }
+  listener.port = PlaceOf(endpoint.storage).second;
+  return listener;
 }
 
 }  // namespace
@@ -109,29 +182,28 @@ std::vector<std::string> LocalAddresses() {
   return addresses;
 }
 
-std::vector<std::string> AddressesOf(const std::string& interface) {
+std::vector<std::string> AddressesOf(const std::string& interface, bool is_prefix) {
   std::vector<std::string> addresses;
   for (const Address& address : Addresses()) {
-    if (address.interface == interface) addresses.push_back(address.ip);
+    const std::string name =
+        address.interface.substr(0, is_prefix ? interface.size() : std::string::npos);
+    if (name == interface) addresses.push_back(address.ip);
   }
   return addresses;
 }
 
 Listener ListenAt(const std::string& ip) {
-  Listener listener{NewSocket(), 0};
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  Require(::inet_pton(AF_INET, ip.c_str(), &address.sin_addr) == 1, "no IPv4 address: '", ip, "'");
-  auto* generic = reinterpret_cast<sockaddr*>(&address);
-  socklen_t length = sizeof(address);
-  const int fd = listener.socket.get();
-  if (fd < 0 || ::bind(fd, generic, length) != 0 || ::listen(fd, SOMAXCONN) != 0 ||
-      ::getsockname(fd, generic, &length) != 0) {
+  Listener listener = TryListening(ip);
+  if (!listener.socket) {
     Throw(ErrorKind::kUnavailable, "cannot listen for TCP connections at ", ip, ": ",
           std::strerror(errno));
   }
-  listener.port = ntohs(address.sin_port);
   return listener;
+}
+
+Listener ListenEverywhere() {
+  Listener listener = TryListening("::");
+  return listener.socket ? std::move(listener) : ListenAt("0.0.0.0");
 }
 
 Descriptor Accept(const Descriptor& listener) {
@@ -146,19 +218,17 @@ std::string AddressOfSelf(const Descriptor& socket) { return AddressFrom(::getso
 std::string AddressOfPeer(const Descriptor& socket) { return AddressFrom(::getpeername, socket); }
 
 Descriptor BeginConnecting(const std::string& ip, int port) {
-  Descriptor socket = NewSocket();
-  const int fd = socket.get();
-  if (fd < 0) return socket;
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<std::uint16_t>(port));
-  if (::inet_pton(AF_INET, ip.c_str(), &address.sin_addr) != 1) {
+  Endpoint endpoint = EndpointAt(ip, port);
+  if (endpoint.storage.ss_family == AF_UNSPEC) {
     errno = EINVAL;
     return {};
   }
+  Descriptor socket = NewSocket(endpoint.storage.ss_family);
+  const int fd = socket.get();
+  if (fd < 0) return socket;
   Configure(socket);
-  if (::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 &&
-      errno != EINPROGRESS && errno != EINTR) {
+  if (::connect(fd, endpoint.generic(), endpoint.length) != 0 && errno != EINPROGRESS &&
+      errno != EINTR) {
     const int error = errno;
     socket.Close();
     errno = error;

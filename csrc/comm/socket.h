@@ -1,4 +1,4 @@
-/// TCP over IPv4, as far as lifelines and communicators need it. All sockets are non-blocking.
+/// TCP over IPv4 and IPv6, as far as lifelines and communicators need it. All sockets are non-blocking.
 
 #pragma once
 
@@ -27,26 +27,29 @@ int PollTimeout(Clock::time_point deadline);
 /// Waits until `events` (or an error) occur on `fd`; returns false if none did by `deadline`.
 bool WaitFor(int fd, short events, Clock::time_point deadline);
 
-/// Returns the IPv4 addresses of this host, those of the loopback interface last.
+/// Returns the addresses of this host as text, IPv4's before IPv6's, those of the loopback interface
+/// last. There are no link-local addresses of IPv6 among them, which mean nothing on another host.
 std::vector<std::string> LocalAddresses();
 
-/// Returns the IPv4 addresses of a network interface ("eth0"); none if it is down or unknown.
-std::vector<std::string> AddressesOf(const std::string& interface);
+/// Returns the addresses of a network interface ("eth0"), IPv4's first; none if it is down or
+/// unknown. With `is_prefix`, those of all interfaces whose names begin so.
+std::vector<std::string> AddressesOf(const std::string& interface, bool is_prefix = false);
 
 struct Listener {
   Descriptor socket;
   int port = 0;
 };
 
-/// Listens at an IPv4 address of this host ("0.0.0.0": at all of them), at a port that the system
-/// chooses. Throws Unavailable if that fails.
+/// Listen at an address of this host, or at all of IPv4 and IPv6, at a port that the system chooses.
+/// Throw Unavailable if that fails.
 Listener ListenAt(const std::string& ip);
+Listener ListenEverywhere();
 
 /// Returns the next connection, or an empty descriptor; errno is EMFILE or ENFILE if no descriptor
 /// is left.
 Descriptor Accept(const Descriptor& listener);
 
-/// Return the address of this or the other end of a connection: "10.0.0.1:4711".
+/// Return the address of this or the other end of a connection: "10.0.0.1:4711", "[fd00::1]:4711".
 std::string AddressOfSelf(const Descriptor& socket);
 std::string AddressOfPeer(const Descriptor& socket);
 

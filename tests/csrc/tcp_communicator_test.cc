@@ -3,6 +3,7 @@
 #include "csrc/comm/tcp_communicator.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -242,6 +243,51 @@ TEST(Tcp, AddressesThatLeadNowhereArePassedOver) {
                "nothing was thrown");
 }
 
+/// True if this host's loopback interface has an IPv6 address.
+bool HasV6() {
+  const auto ips = LocalAddresses();
+  return std::find(ips.begin(), ips.end(), "::1") != ips.end();
+}
+
+TEST(Tcp, APeerIsReachedThroughIPv6Alone) {
+  if (!HasV6()) GTEST_SKIP() << "this host has no IPv6";
+  EXPECT_STREQ(ConnectingTo({"::1"}).what(), "nothing was thrown");
+  EXPECT_STREQ(ConnectingTo({"::1"}, true).what(), "nothing was thrown");  // the lifeline, too
+}
+
+TEST(Tcp, AnAddressOfIPv6ThatLeadsNowhereIsPassedOver) {
+  EXPECT_STREQ(ConnectingTo({"2001:db8::1", "ff02::1", "127.0.0.1"}).what(), "nothing was thrown");
+}
+
+TEST(Tcp, BothEndsNameAConnectionAlike) {
+  const Listener listener = ListenEverywhere();
+  for (const std::string ip : {"127.0.0.1", "::1"}) {
+    if (ip == "::1" && !HasV6()) continue;
+    const Descriptor caller = ConnectTo(ip, listener.port, After(5));
+    ASSERT_TRUE(WaitFor(listener.socket.get(), POLLIN, After(5)));
+    const Descriptor called = Accept(listener.socket);
+    const std::string host = ip == "::1" ? "[::1]" : ip;
+    EXPECT_EQ(AddressOfPeer(caller), Concat(host, ':', listener.port));
+    EXPECT_EQ(AddressOfSelf(called), AddressOfPeer(caller));
+    EXPECT_EQ(AddressOfPeer(called), AddressOfSelf(caller));
+  }
+}
+
+TEST(Tcp, IPv4ComesFirstTheLoopbackInterfaceLastAndNoAddressNeedsAScope) {
+  const auto ips = LocalAddresses();
+  bool v6 = false, loopback = false;
+  for (const std::string& ip : ips) {
+    const bool is_own = ip == "::1" || ip.compare(0, 4, "127.") == 0;
+    EXPECT_TRUE(is_own || !loopback) << ip;
+    v6 = v6 && is_own == loopback;  // each of the two groups begins with IPv4
+    loopback = is_own;
+    const bool is_v6 = ip.find(':') != std::string::npos;
+    EXPECT_TRUE(is_v6 || !v6) << ip;
+    v6 = is_v6;
+    EXPECT_NE(ip.compare(0, 5, "fe80:"), 0) << ip;
+  }
+}
+
 TEST(Tcp, APeerThatCannotBeReachedIsNamedWithItsAddresses) {
   const Error error = ConnectingTo({"255.255.255.255", "no address"});
   EXPECT_EQ(error.kind(), ErrorKind::kPeerLost);
@@ -296,6 +342,27 @@ TEST(Tcp, TheFirstInterfaceOfTorchIsListenedAtUnlessHorovodsIsSet) {
   EXPECT_EQ(ips(), loopback);
   ::unsetenv("HOROVOD_GLOO_IFACE");
   ::unsetenv("GLOO_SOCKET_IFNAME");
+}
+
+TEST(Tcp, NcclsInterfaceIsListenedAtWhereNoOtherIsNamed) {
+  const auto ips = [] {
+    TcpPort port;
+    return ListenAddress::Parse(port.Address()).ips;
+  };
+  const std::vector<std::string> loopback{"127.0.0.1"};
+  for (const char* name : {"l", "=lo", "lo,none0"}) {  // a prefix, a name, a list
+    ::setenv("NCCL_SOCKET_IFNAME", name, 1);
+    EXPECT_EQ(ips(), loopback) << name;
+  }
+  ::setenv("NCCL_SOCKET_IFNAME", "^lo", 1);  // any but this one
+  EXPECT_EQ(ips(), LocalAddresses());
+  ::setenv("NCCL_SOCKET_IFNAME", "=l", 1);
+  const Error error = Thrown([] { TcpPort(); });
+  EXPECT_TRUE(Says(error, "NCCL_SOCKET_IFNAME must name a network interface")) << error.what();
+  ::setenv("GLOO_SOCKET_IFNAME", "lo", 1);
+  EXPECT_EQ(ips(), loopback);
+  ::unsetenv("GLOO_SOCKET_IFNAME");
+  ::unsetenv("NCCL_SOCKET_IFNAME");
 }
 
 TEST(Tcp, NonsenseIsRefused) {

@@ -125,6 +125,27 @@ def test_collectives_are_right_over_links_and_none_is_faster_than_its_bytes(tmp_
 
 
 @builds
+def test_ranks_train_between_hosts_that_have_ipv6_alone():
+    with VirtualCluster(hosts=2) as cluster:
+        jobs = []
+        for host in range(2):
+            address = f"fd77::{host + 1}"
+            enter = f"ip addr flush dev e0 scope global && ip addr add {address}/64 dev e0 nodad"
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
+            torchrun += ["--node-rank", str(host), "--master-addr", "fd77::1"]
+            program = [*torchrun, str(ROOT / "examples/ddp_digits.py"), "--epochs", "1"]
+            job = cluster.popen_on(
+                host, ["sh", "-c", f'{enter} && exec "$@"', "sh", *program],
+                env={**os.environ, "GLOO_SOCKET_IFNAME": "e0", "PYTHONPATH": str(ROOT)},
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+            jobs.append(job)
+        outputs = [job.communicate(timeout=120)[0] for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0], "\n".join(outputs)
+    assert "of them sparse" in outputs[0]
+
+
+@builds
 def test_a_job_that_fails_or_hangs_raises_with_its_output_and_nothing_is_left():
     with VirtualCluster(hosts=2) as cluster:
         with pytest.raises(ClusterError, match=r"status 3 of[\s\S]*no such thing"):
