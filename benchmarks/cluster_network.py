@@ -4,6 +4,9 @@ Every host is a network namespace with one interface, e0, whose other end is a p
 namespace of its own. Both ends of a link are shaped by `tc tbf`: the host's end limits what it
 sends, the bridge's end what it receives. The namespaces' names identify the owning process, so that
 leftovers of a killed process can be found, and namespaces in use are left alone.
+
+Without latency the bridge joins all links. With it each link ends in a bridge of its own, and
+delaying_switch.c joins these.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+SWITCH = Path(__file__).with_name("delaying_switch.c")
 NETNS = Path("/run/netns")
 SHARED_MEMORY = Path("/dev/shm")
 UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
@@ -36,6 +40,7 @@ ETHERNET_HEADER = 14
 QUEUE_SECONDS, QUEUE_BYTES = 20e-3, 256 * 1024
 # Largest packet of segmentation offload.
 GSO_BYTES = 65536
+LONGEST_LATENCY = 2.0  # seconds
 
 _names = itertools.count(1)
 
@@ -178,26 +183,60 @@ def tool(*command: str, lines: list[str] | None = None) -> None:
         raise ClusterError(f"{' '.join(command)} failed: {done.stderr.strip() or done.stdout}")
 
 
-class Network:
-    """The hosts' namespaces and the bridge between them, made by `build` and ended by `remove`."""
+def compile_c(source: Path, output: Path, *options: str) -> Path:
+    """Compiles one file of C; returns `output`.
 
-    def __init__(self, hosts: int, shape: Shape, name: str) -> None:
+    Raises:
+        ClusterError: There is no C compiler, or it failed.
+    """
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        raise ClusterError(f"{source.name} needs a C compiler: none is in CC, and no cc on PATH")
+    command = [compiler, "-O2", *options, "-o", str(output), str(source)]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    if built.returncode != 0:
+        raise ClusterError(f"{compiler} failed on {source.name}: {built.stderr}")
+    return output
+
+
+class Network:
+    """The hosts' namespaces and what joins them, made by `build` and ended by `remove`.
+
+    Attributes:
+        shape: Shaping of the links.
+        latency: Seconds that a message and its answer wait on their way, as `ping` shows them.
+        hosts: Names of the hosts' namespaces.
+        addresses: Their IPv4 addresses.
+    """
+
+    def __init__(self, hosts: int, shape: Shape, name: str, *, latency: float = 0.0) -> None:
+        if not 0 <= latency <= LONGEST_LATENCY:
+            raise ClusterError(f"latency must lie in [0, {LONGEST_LATENCY:g}] s, got {latency:g}")
         self.shape = shape
+        self.latency = latency
         self.hosts = [f"{name}-h{i}" for i in range(hosts)]
         self.addresses = [f"10.77.{(i + 1) // 250}.{(i + 1) % 250 + 1}" for i in range(hosts)]
         self._bridge = f"{name}-bridge"
 
-    def build(self) -> None:
-        """Makes everything; if it fails, `remove` cleans up the parts."""
+    def build(self, folder: Path) -> None:
+        """Makes everything, programs in `folder`; if it fails, `remove` cleans up the parts."""
         tool("ip", "netns", "add", self._bridge)
-        tool("ip", "-n", self._bridge, lines=["link add br0 type bridge", "link set br0 up"])
+        bridges = [f"br{i if self.latency else 0}" for i in range(len(self.hosts))]
+        lines = [
+            line
+            for bridge in dict.fromkeys(bridges)
+            for line in (f"link add {bridge} type bridge", f"link set {bridge} up")
+        ]
+        tool("ip", "-n", self._bridge, lines=lines)
+        if self.latency:
+            self._start_switch(folder, bridges)
         for host in self.hosts:
             tool("ip", "netns", "add", host)
         ports, shapes = [], []
-        for i, host in enumerate(self.hosts):
+        for i, (host, bridge) in enumerate(zip(self.hosts, bridges, strict=True)):
             ports += [
                 f"link add p{i} type veth peer name e0 netns {host}",
-                f"link set p{i} master br0 up",
+                f"link set p{i} master {bridge} up",
                 self.shape.link(f"p{i}"),
             ]
             shapes.append(self.shape.qdisc("add", f"p{i}"))
@@ -214,6 +253,28 @@ class Network:
             ]
             tool("ip", "-n", host, lines=lines)
             tool("tc", "-n", host, lines=[self.shape.qdisc("add", "e0")])
+
+    def _start_switch(self, folder: Path, bridges: list[str]) -> None:
+        """Joins the bridges by a switch that delays what it delivers; `remove` ends it."""
+        switch = compile_c(SWITCH, folder / SWITCH.stem)
+        taps = [f"t{i}" for i in range(len(bridges))]
+        process = subprocess.Popen(
+            ["ip", "netns", "exec", self._bridge, switch, str(round(5e8 * self.latency)), *taps],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        assert process.stdout is not None
+        assert process.stderr is not None
+        if process.stdout.readline() != "ready\n":
+            raise ClusterError(f"no link can be delayed here: {process.stderr.read().strip()}")
+        lines = [
+            line
+            for tap, bridge in zip(taps, bridges, strict=True)
+            for line in (
+                f"link set {tap} mtu {MTU_FROM[-1][1]} txqueuelen 10000",
+                f"link set {tap} master {bridge} up",
+            )
+        ]
+        tool("ip", "-n", self._bridge, lines=lines)
 
     def reshape(self, shape: Shape) -> None:
         """Changes all links; connections survive."""

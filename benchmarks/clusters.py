@@ -7,7 +7,6 @@ share few cores, ranks wait without using the processor: patient_waits.c.
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -172,14 +171,7 @@ def patient_waits(folder: Path) -> Path:
     Raises:
         RuntimeError: There is no C compiler, or it failed.
     """
-    source, library = Path(__file__).parent / "patient_waits.c", folder / "patient.so"
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
-        raise RuntimeError("the papers' tables need a C compiler: none is in CC, and no cc on PATH")
-    built = subprocess.run(
-        [compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(source)],
-        capture_output=True, text=True,
-    )  # fmt: skip
-    if built.returncode != 0:
-        raise RuntimeError(f"{compiler} failed on {source.name}: {built.stderr}")
-    return library
+    from cluster_network import compile_c
+
+    source = Path(__file__).with_name("patient_waits.c")
+    return compile_c(source, folder / "patient.so", "-shared", "-fPIC")

@@ -154,17 +154,21 @@ class VirtualCluster:
     the next cluster is built. Several clusters may exist at once and do not see each other.
     """
 
-    def __init__(self, hosts: int = 4, rate: str | float = "1gbit") -> None:
+    def __init__(
+        self, hosts: int = 4, rate: str | float = "1gbit", *, latency: float = 0.0
+    ) -> None:
         """Checks the arguments; nothing is built before the context is entered.
 
         Args:
             hosts: Number of hosts, in [1, 200].
             rate: Rate of every link, in each direction: "100mbit", "1gbit", or bits per second.
+            latency: Seconds of a round trip between two hosts, in [0, 2], beside those that this
+                machine takes itself.
         """
         if not 1 <= hosts <= 200:
             raise ClusterError(f"hosts must lie in [1, 200], got {hosts}")
         self._name = fresh_name()
-        self._network = Network(hosts, Shape.of(rate), self._name)
+        self._network = Network(hosts, Shape.of(rate), self._name, latency=latency)
         self._folder = Path(tempfile.gettempdir()) / self._name
         self._shared = SHARED_MEMORY / self._name
         self._handlers: dict[int, Any] = {}
@@ -176,7 +180,7 @@ class VirtualCluster:
             self._catch_signals()
             sweep()
             self._make_folders()
-            self._network.build()
+            self._network.build(self._folder)
         except BaseException as error:
             self._remove()
             if isinstance(error, ClusterError):
@@ -347,13 +351,14 @@ def main(
     ] = None,
     hosts: Annotated[int, typer.Option(help="how many, each with one link")] = 4,
     rate: Annotated[str, typer.Option(help="of every link in each direction")] = "1gbit",
+    latency: Annotated[float, typer.Option(help="milliseconds of a round trip")] = 0.0,
     ranks_per_host: Annotated[int, typer.Option(min=1, help="ranks on every host")] = 1,
     measure: Annotated[bool, typer.Option("--check", help="first measure the network")] = False,
 ) -> None:
     """Builds a cluster, runs a command in it under mpirun and takes the cluster down."""
     enter_user_namespace()
     try:
-        with VirtualCluster(hosts, rate) as cluster:
+        with VirtualCluster(hosts, rate, latency=latency / 1e3) as cluster:
             if measure:
                 print(check(cluster), flush=True)
             status = cluster.popen(command, ranks_per_host=ranks_per_host).wait() if command else 0

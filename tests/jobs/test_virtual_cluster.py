@@ -146,6 +146,19 @@ def test_ranks_train_between_hosts_that_have_ipv6_alone():
 
 
 @builds
+@pytest.mark.parametrize("seconds", [0.02, 0.08])
+def test_links_have_the_latency_asked_for_at_any_rate(seconds):
+    with VirtualCluster(hosts=2, rate="100mbit", latency=seconds) as cluster:
+        found = cluster_check.check(cluster, repetitions=3)
+        assert found.alpha == pytest.approx(seconds / 2, rel=0.1, abs=1e-3), str(found)
+        assert abs(found.error(2_000_000)) < 0.3, str(found)
+        cluster.set_rate("300mbit")  # with larger frames
+        faster = cluster_check.check(cluster, repetitions=3)
+        assert faster.alpha == pytest.approx(seconds / 2, rel=0.1, abs=1e-3), str(faster)
+        assert faster.seconds[800_000] < found.seconds[800_000]
+
+
+@builds
 def test_a_job_that_fails_or_hangs_raises_with_its_output_and_nothing_is_left():
     with VirtualCluster(hosts=2) as cluster:
         with pytest.raises(ClusterError, match=r"status 3 of[\s\S]*no such thing"):
@@ -189,6 +202,8 @@ def test_what_cannot_be_built_is_refused_by_name(monkeypatch):
         VirtualCluster(hosts=0)
     with pytest.raises(ClusterError, match=r"rate must lie between .* got 'fast'"):
         VirtualCluster(rate="fast")
+    with pytest.raises(ClusterError, match=r"latency must lie in \[0, 2\] s, got -1"):
+        VirtualCluster(latency=-1)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(ClusterError, match="needs root"), VirtualCluster():
         pass
