@@ -18,11 +18,13 @@ void InFlightMessages::Add(const TcpStream* stream) {
   left_ = -1;
 }
 
-bool InFlightMessages::Moving(const TcpStream* own) {
+bool InFlightMessages::Moving(int own) {
   const auto arrived = [](const TcpStream* stream) { return stream->under_way() == 0; };
   streams_.erase(std::remove_if(streams_.begin(), streams_.end(), arrived), streams_.end());
   std::int64_t left = 0;
-  for (const TcpStream* stream : streams_) left += stream == own ? 0 : stream->under_way();
+  for (const TcpStream* stream : streams_) {
+    left += stream->peer() == own ? 0 : stream->under_way();
+  }
   if (left == 0) return false;
   const auto now = Clock::now();
   if (left != left_) progress_ = now;

@@ -23,11 +23,11 @@ class InFlightMessages {
   /// Notes that the stream, which must outlive this object, has sent a message.
   void Add(const TcpStream* stream);
 
-  /// True if messages of any stream but `own` (which may be null) are in flight.
+  /// True if messages to any peer but `own` (-1: none) are in flight.
   ///
   /// Messages that make no progress do not count, since they take no share of the link; so nobody
   /// waits for a peer that does not read, or is gone.
-  bool Moving(const TcpStream* own);
+  bool Moving(int own);
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -44,6 +44,18 @@ double AbortSeconds() {
   return seconds;
 }
 
+/// Returns the number of connections that HVD_SPARSE_CONNECTIONS asks for; 0 if it is not set.
+int AskedConnections() {
+  const char* text = std::getenv("HVD_SPARSE_CONNECTIONS");
+  if (text == nullptr || *text == '\0') return 0;
+  char* end = nullptr;
+  const long number = std::strtol(text, &end, 10);  // NOLINT(google-runtime-int)
+  Require(*end == '\0' && number >= 1 && number <= kMostConnections,
+          "HVD_SPARSE_CONNECTIONS must be a number in [1, ", kMostConnections, "], got '", text,
+          "'");
+  return static_cast<int>(number);
+}
+
 /// Returns the record that rank `rank` has committed `steps` steps, or leaves after them.
 Record StepsRecord(RecordKind kind, int rank, std::int64_t steps) {
   Record record{kind, rank};
@@ -74,6 +86,7 @@ class Lifeline::Impl {
   void Committed(std::int64_t steps);
 
   LifelineVerdict& verdict() { return verdict_; }
+  int connections() const { return start_.connections; }
 
   /// True in a forked child: the thread and the connections are the parent's, and mutexes may be
   /// locked.
@@ -97,12 +110,15 @@ class Lifeline::Impl {
   const int rank_, size_, fork_count_ = ForkCount();
   const std::string name_;
   const double abort_seconds_ = AbortSeconds();
+  const int asked_connections_ = AskedConnections();
   LifelineVerdict verdict_;
   ListenAddress address_;
   Listener listener_;
   Descriptor wake_;
 
-  LifelinePeers peers_;  // peers still connected: on rank 0 all others, elsewhere rank 0
+  LifelineStart
+      start_;  // its peers are those still connected: on rank 0 all others, elsewhere rank 0
+  LifelinePeers& peers_ = start_.peers;
   std::optional<Clock::time_point> leaving_;  // set once this rank leaves: the deadline for peers_
   std::int64_t steps_sent_ = 0;
   std::thread thread_;
@@ -142,9 +158,9 @@ void Lifeline::Impl::Connect(const std::string& address, double seconds) {
   if (size_ == 1) return;
   if (rank_ == 0) {
     Require(static_cast<bool>(listener_.socket), "Connect on rank 0 comes after Listen");
-    peers_ = AwaitPeers(std::move(listener_), address_, size_, name_, seconds);
+    start_ = AwaitPeers(std::move(listener_), address_, size_, name_, seconds, asked_connections_);
   } else {
-    peers_ = JoinPeers(ListenAddress::Parse(address), rank_, size_, name_, seconds);
+    start_ = JoinPeers(ListenAddress::Parse(address), rank_, size_, name_, seconds);
   }
   const SignalsBlocked blocked;
   thread_ = std::thread([this] { Watch(); });
@@ -340,6 +356,8 @@ std::string Lifeline::Listen() { return impl_->Listen(); }
 void Lifeline::Connect(const std::string& address, double seconds) {
   impl_->Connect(address, seconds);
 }
+
+int Lifeline::connections() const { return impl_->connections(); }
 
 void Lifeline::Fail(ErrorKind kind, const std::string& reason) {
   if (!impl_->InForkedChild()) impl_->Fail(kind, reason);

@@ -58,6 +58,11 @@ class Lifeline {
   /// names it.
   void Connect(const std::string& address, double seconds);
 
+  /// The number of connections that each two ranks make if they exchange messages over TCP, once
+  /// Connect has returned: HVD_SPARSE_CONNECTIONS of rank 0, if it is set, else what suits the
+  /// network's round trips.
+  int connections() const;
+
   /// Ends the exchange on every rank with `reason`, as a failure of kind KindOnPeers(kind). A rank
   /// in a step that this one has committed still completes that step, since all messages of it have
   /// been sent; so either all ranks apply a step or none does. The first reason stays, unless a

@@ -21,6 +21,10 @@ namespace {
 // The interval at which rank 0 looks for guests that have run out of time.
 constexpr double kLookSeconds = 0.1;
 
+constexpr double kSlowSeconds = 5e-3;  // a round trip from which on several connections are made
+constexpr int kConnectionsIfSlow = 8;
+constexpr int kConnectionsOfARank = 512;  // at most, with all of its peers together
+
 /// Returns "host h, pid n" for this process.
 std::string Who() {
   char host[256] = "";
@@ -94,9 +98,16 @@ class Gathering {
     Throw(ErrorKind::kPeerLost, reason);
   }
 
-  LifelinePeers Start() {
-    for (auto& [rank, peer] : peers_) peer.connection.Post({RecordKind::kStart});
-    return std::move(peers_);
+  LifelineStart Start(int asked) {
+    double slowest = 0;
+    for (const auto& [rank, peer] : peers_) {
+      slowest = std::max(slowest, peer.connection.RoundTripSeconds());
+    }
+    const int several = std::clamp(kConnectionsOfARank / (size_ - 1), 1, kConnectionsIfSlow);
+    Record start{RecordKind::kStart};
+    start.steps = asked != 0 ? asked : slowest < kSlowSeconds ? 1 : several;
+    for (auto& [rank, peer] : peers_) peer.connection.Post(start);
+    return {std::move(peers_), static_cast<int>(start.steps)};
   }
 
  private:
@@ -119,33 +130,38 @@ HandshakeStatus Complete(CallerHandshake* handshake, Clock::time_point patience,
 
 /// Introduces this rank to rank 0, which has admitted it, and waits until all others have
 /// connected.
-LifelinePeers AwaitStart(Descriptor socket, int rank, int size, const std::string& name,
+LifelineStart AwaitStart(Descriptor socket, int rank, int size, const std::string& name,
                          Clock::time_point deadline) {
   BreakWhenStuck(socket);
   LifelineConnection connection(std::move(socket));
   connection.Post({RecordKind::kHello, rank, Who()});
   std::string host_and_pid;
-  for (;;) {
+  int connections = 0;
+  while (connections == 0) {
     // Rank 0 knows which ranks are missing, so let it time out first.
     const auto record = connection.WaitForNext(deadline + std::chrono::seconds(1));
     if (record && record->kind == RecordKind::kWelcome) {
       host_and_pid = record->text;
       continue;
     }
-    if (record && record->kind == RecordKind::kStart) break;
+    if (record && record->kind == RecordKind::kStart && record->steps >= 1 &&
+        record->steps <= kMostConnections) {
+      connections = static_cast<int>(record->steps);
+      continue;
+    }
     if (record && record->kind == RecordKind::kFail) Throw(ErrorKind::kPeerLost, record->text);
     Throw(ErrorKind::kPeerLost, NameOf(0, size, host_and_pid),
           " has gone while the ranks connected to it ", "for exchange '", name, "'");
   }
   LifelinePeers peers;
   peers.emplace(0, LifelinePeer{std::move(connection), host_and_pid});
-  return peers;
+  return {std::move(peers), connections};
 }
 
 }  // namespace
 
-LifelinePeers AwaitPeers(Listener listener, const ListenAddress& address, int size,
-                         const std::string& name, double seconds) {
+LifelineStart AwaitPeers(Listener listener, const ListenAddress& address, int size,
+                         const std::string& name, double seconds, int asked) {
   const auto deadline = After(seconds);
   Gathering gathering(std::move(listener), address.key, size);
   while (!gathering.complete()) {
@@ -158,10 +174,10 @@ LifelinePeers AwaitPeers(Listener listener, const ListenAddress& address, int si
                             "exchange '", name, "'"));
     }
   }
-  return gathering.Start();
+  return gathering.Start(asked);
 }
 
-LifelinePeers JoinPeers(const ListenAddress& address, int rank, int size, const std::string& name,
+LifelineStart JoinPeers(const ListenAddress& address, int rank, int size, const std::string& name,
                         double seconds) {
   const auto deadline = After(seconds);
   const std::vector<std::string> ips = address.Reachable();

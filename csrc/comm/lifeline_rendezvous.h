@@ -27,17 +27,27 @@ struct LifelinePeer {
 /// The connected peers, by rank.
 using LifelinePeers = std::map<int, LifelinePeer>;
 
-/// On rank 0: waits for ranks 1 to size - 1.
+/// What the ranks know once all have connected.
+struct LifelineStart {
+  LifelinePeers peers;
+  int connections = 1;  ///< of each two ranks that exchange messages over TCP, in [1, 16]
+};
+constexpr int kMostConnections = 16;
+
+/// On rank 0: waits for ranks 1 to size - 1. Then decides on `connections`: `asked`, or, if that is
+/// 0, eight where a round trip to some rank takes 5 ms or more, but fewer if a rank would have more
+/// than 512 in all, and else one. On such a network TCP takes many round trips to reach the rate of
+/// the link, anew after each pause, and several connections take fewer.
 ///
 /// Throws PeerLost after `seconds`, naming the missing ranks, or at once, naming a connected rank
 /// that died. The connected ranks throw, too.
-LifelinePeers AwaitPeers(Listener listener, const ListenAddress& address, int size,
-                         const std::string& name, double seconds);
+LifelineStart AwaitPeers(Listener listener, const ListenAddress& address, int size,
+                         const std::string& name, double seconds, int asked);
 
 /// On the others: connects to rank 0 and waits until all ranks have.
 ///
 /// Throws PeerLost after `seconds`, naming the addresses tried, or at once if rank 0 has died.
-LifelinePeers JoinPeers(const ListenAddress& address, int rank, int size, const std::string& name,
+LifelineStart JoinPeers(const ListenAddress& address, int rank, int size, const std::string& name,
                         double seconds);
 
 }  // namespace hvd_sparse

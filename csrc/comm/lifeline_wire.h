@@ -19,7 +19,7 @@ namespace hvd_sparse {
 enum class RecordKind : unsigned char {
   kHello = 1,      ///< to rank 0, the first record (text: host and pid of the caller)
   kWelcome = 2,    ///< from rank 0, the answer (text: its host and pid)
-  kStart = 3,      ///< from rank 0: all ranks have connected
+  kStart = 3,      ///< from rank 0: all have connected (steps: connections of each two ranks)
   kGoodbye = 4,    ///< the sender leaves after `steps`
   kFail = 5,       ///< rank `rank` ends the exchange after `steps` (error: its kind; text: reason)
   kLost = 6,       ///< from rank 0: rank `rank` is lost (text: how)
@@ -49,6 +49,8 @@ class LifelineConnection {
   explicit LifelineConnection(Descriptor socket) : socket_(std::move(socket)) {}
 
   int fd() const { return socket_.get(); }
+
+  double RoundTripSeconds() const { return hvd_sparse::RoundTripSeconds(socket_); }
 
   /// 0 while the connection is open, else the errno that broke it, or -1 if the peer closed it.
   int broken() const { return broken_; }

@@ -4,9 +4,9 @@
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
+#include <linux/tcp.h>
 #include <net/if.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -251,6 +251,14 @@ Descriptor ConnectTo(const std::string& ip, int port, Clock::time_point deadline
     errno = error;
   }
   return socket;
+}
+
+double RoundTripSeconds(const Descriptor& socket) {
+  tcp_info info{};
+  socklen_t length = sizeof(info);
+  if (::getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return 0;
+  const std::uint32_t none = ~std::uint32_t{0};
+  return info.tcpi_min_rtt == none ? 0 : 1e-6 * info.tcpi_min_rtt;
 }
 
 void BreakWhenStuck(const Descriptor& socket) {

@@ -1,4 +1,5 @@
-/// TCP over IPv4 and IPv6, as far as lifelines and communicators need it. All sockets are non-blocking.
+/// TCP over IPv4 and IPv6, as far as lifelines and communicators need it. All sockets are
+/// non-blocking.
 
 #pragma once
 
@@ -27,8 +28,9 @@ int PollTimeout(Clock::time_point deadline);
 /// Waits until `events` (or an error) occur on `fd`; returns false if none did by `deadline`.
 bool WaitFor(int fd, short events, Clock::time_point deadline);
 
-/// Returns the addresses of this host as text, IPv4's before IPv6's, those of the loopback interface
-/// last. There are no link-local addresses of IPv6 among them, which mean nothing on another host.
+/// Returns the addresses of this host as text, IPv4's before IPv6's, those of the loopback
+/// interface last. There are no link-local addresses of IPv6 among them, which mean nothing on
+/// another host.
 std::vector<std::string> LocalAddresses();
 
 /// Returns the addresses of a network interface ("eth0"), IPv4's first; none if it is down or
@@ -40,8 +42,8 @@ struct Listener {
   int port = 0;
 };
 
-/// Listen at an address of this host, or at all of IPv4 and IPv6, at a port that the system chooses.
-/// Throw Unavailable if that fails.
+/// Listen at an address of this host, or at all of IPv4 and IPv6, at a port that the system
+/// chooses. Throw Unavailable if that fails.
 Listener ListenAt(const std::string& ip);
 Listener ListenEverywhere();
 
@@ -84,6 +86,10 @@ int ErrorOf(const Descriptor& socket);
 
 /// Connects and waits for the result; returns an empty descriptor if that fails (errno says why).
 Descriptor ConnectTo(const std::string& ip, int port, Clock::time_point deadline);
+
+/// Returns the shortest time of a round trip that the kernel has seen on a connection, in seconds;
+/// 0 if it has seen none.
+double RoundTripSeconds(const Descriptor& socket);
 
 /// Makes the kernel break the connection if its other end takes no data for 30 s, whether it is
 /// gone or only busy. Only for connections which the other end always reads.

@@ -7,6 +7,7 @@
 #include <deque>
 #include <exception>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "csrc/base/error.h"
@@ -31,9 +32,11 @@ class TcpCommunicator final : public LifelineCommunicator {
                   const WaitLimits& limits, std::shared_ptr<Lifeline> lifeline)
       : LifelineCommunicator(std::move(lifeline)),
         rank_(rank),
+        connections_(this->lifeline() == nullptr ? 1 : this->lifeline()->connections()),
         limits_(limits),
         streams_(addresses.size()),
-        rendezvous_(rank, std::move(addresses), std::move(listener), this->lifeline() != nullptr) {}
+        rendezvous_(rank, std::move(addresses), std::move(listener), connections_,
+                    this->lifeline() != nullptr) {}
 
   int Rank() const override { return rank_; }
   int Size() const override { return static_cast<int>(streams_.size()); }
@@ -53,10 +56,12 @@ class TcpCommunicator final : public LifelineCommunicator {
     KeepOwn(out, in, what);
     Guarded([&] {
       for (const Outgoing& message : out) {
-        if (message.peer != rank_) StreamTo(message.peer).Send(message);
+        if (message.peer == rank_) continue;
+        for (TcpStream& stream : StreamsTo(message.peer)) stream.Send(message);
       }
       for (Incoming& message : in) {
-        if (message.peer != rank_) StreamTo(message.peer).Receive(&message);
+        if (message.peer == rank_) continue;
+        for (TcpStream& stream : StreamsTo(message.peer)) stream.Receive(&message);
       }
       flights_.push_back({what, {}});
       for (TcpStream* stream : active_) flights_.back().ends.emplace_back(stream, stream->queued());
@@ -124,15 +129,23 @@ class TcpCommunicator final : public LifelineCommunicator {
             " sends itself a message that it does not receive in ", what);
   }
 
-  /// Returns the stream of a peer and makes it part of the transfer.
-  TcpStream& StreamTo(int peer) {
-    auto& stream = streams_[static_cast<std::size_t>(peer)];
-    if (stream == nullptr) {
-      stream = std::make_unique<TcpStream>(rank_, peer);
-      rendezvous_.Request(peer);
+  /// Returns the streams with a peer, one for each connection.
+  std::deque<TcpStream>& StreamsWith(int peer) {
+    auto& streams = streams_[static_cast<std::size_t>(peer)];
+    for (int index = 0; streams.size() < static_cast<std::size_t>(connections_); ++index) {
+      streams.emplace_back(rank_, peer, index, connections_);
     }
-    if (stream->idle()) active_.push_back(stream.get());
-    return *stream;
+    return streams;
+  }
+
+  /// Returns the streams with a peer, which become part of the transfer.
+  std::deque<TcpStream>& StreamsTo(int peer) {
+    if (requested_.insert(peer).second) rendezvous_.Request(peer);
+    std::deque<TcpStream>& streams = StreamsWith(peer);
+    for (TcpStream& stream : streams) {
+      if (stream.idle()) active_.push_back(&stream);
+    }
+    return streams;
   }
 
   void Finish() {
@@ -162,24 +175,25 @@ class TcpCommunicator final : public LifelineCommunicator {
 
   /// True if this transfer's messages must wait for messages of earlier transfers to other peers.
   bool MustHold() {
-    const TcpStream* one = nullptr;
-    int senders = 0;
+    std::set<int> receivers;
     for (const TcpStream* stream : active_) {
-      if (!stream->sends()) continue;
-      one = stream;
-      ++senders;
+      if (stream->sends()) receivers.insert(stream->peer());
     }
-    return senders > 0 && in_flight_.Moving(senders == 1 ? one : nullptr);
+    if (receivers.empty()) return false;
+    return in_flight_.Moving(receivers.size() == 1 ? *receivers.begin() : -1);
   }
 
   /// Returns the peers that the first transfer waits for, and why unreachable ones cannot be
   /// reached.
   std::string Peers() const {
-    std::string peers;
+    std::set<int> awaited;
     for (const auto& [stream, end] : flights_.front().ends) {
-      if (stream->done(end)) continue;
-      peers += Concat(peers.empty() ? "" : ", ", stream->peer());
-      const std::string obstacle = rendezvous_.Obstacle(stream->peer());
+      if (!stream->done(end)) awaited.insert(stream->peer());
+    }
+    std::string peers;
+    for (const int peer : awaited) {
+      peers += Concat(peers.empty() ? "" : ", ", peer);
+      const std::string obstacle = rendezvous_.Obstacle(peer);
       if (!obstacle.empty()) peers += Concat(" (", obstacle, ")");
     }
     return peers;
@@ -189,12 +203,11 @@ class TcpCommunicator final : public LifelineCommunicator {
   void Connect() {
     if (!rendezvous_.busy()) return;
     for (TcpRendezvous::Arrival& arrival : rendezvous_.Advance()) {
-      auto& stream = streams_[static_cast<std::size_t>(arrival.peer)];
-      if (stream == nullptr) stream = std::make_unique<TcpStream>(rank_, arrival.peer);
+      TcpStream& stream = StreamsWith(arrival.peer)[static_cast<std::size_t>(arrival.connection)];
       if (arrival.problem.empty()) {
-        stream->Open(std::move(arrival.socket));
+        stream.Open(std::move(arrival.socket));
       } else {
-        stream->Lose(arrival.problem);
+        stream.Lose(arrival.problem);
       }
     }
   }
@@ -247,9 +260,10 @@ class TcpCommunicator final : public LifelineCommunicator {
           (*lost)->lost(), ") in ", what);
   }
 
-  const int rank_;
+  const int rank_, connections_;
   const WaitLimits limits_;
-  std::vector<std::unique_ptr<TcpStream>> streams_;  // by peer; null until one is needed
+  std::vector<std::deque<TcpStream>> streams_;  // by peer; none until one is needed
+  std::set<int> requested_;                     // peers with whom connections were requested
   TcpRendezvous rendezvous_;
   std::string broken_;  // the error after which nothing more can be sent
   std::optional<Clock::time_point> verdict_due_;

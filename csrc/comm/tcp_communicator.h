@@ -1,9 +1,10 @@
 /// A communicator whose ranks are processes connected by TCP.
 ///
 /// Each pair of ranks that has ever exchanged a message (tcp_rendezvous.h) shares one connection
-/// for both directions. Sending and receiving alternate on it, so that a swap uses the link's full
-/// rate both ways. A waiting thread looks a hundred times, yielding, then sleeps in poll() until
-/// data arrives: it costs next to nothing and adds little latency.
+/// for both directions, or several where the network is slow to answer (lifeline_rendezvous.h).
+/// Sending and receiving alternate, so that a swap uses the link's full rate both ways. A waiting
+/// thread looks a hundred times, yielding, then sleeps in poll() until data arrives: it costs next
+/// to nothing and adds little latency.
 ///
 /// A connection that breaks ends the wait, and the lifeline reports why. An idle connection is
 /// never broken by a time limit: a peer may compute for as long as it likes.

@@ -1,5 +1,6 @@
 #include "csrc/comm/tcp_rendezvous.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -28,31 +29,38 @@ bool MayPass(const CallerHandshake& failed) {
 }  // namespace
 
 TcpRendezvous::TcpRendezvous(int rank, std::vector<ListenAddress> addresses, Listener listener,
-                             bool persists)
+                             int connections, bool persists)
     : rank_(rank),
+      connections_(connections),
       addresses_(std::move(addresses)),
       persists_(persists),
       admission_(std::move(listener), addresses_.at(static_cast<std::size_t>(rank)).key, rank, 0,
-                 rank) {}
+                 rank * connections) {}
 
 void TcpRendezvous::Request(int peer) {
-  if (peer > rank_) {
-    Call& call = calls_[peer];
-    call.ips = addresses_[static_cast<std::size_t>(peer)].Reachable();
-    if (call.ips.empty()) call.problem = "it offers loopback addresses alone, on another host";
-  } else if (arrived_.count(peer) == 0) {
-    awaited_.insert(peer);
+  for (int index = 0; index < connections_; ++index) {
+    const int end = EndOf(peer, index);
+    if (peer > rank_) {
+      Call& call = calls_[end];
+      call.ips = addresses_[static_cast<std::size_t>(peer)].Reachable();
+      if (call.ips.empty()) call.problem = "it offers loopback addresses alone, on another host";
+    } else if (arrived_.count(end) == 0) {
+      awaited_.insert(end);
+    }
   }
 }
 
 std::string TcpRendezvous::Obstacle(int peer) const {
-  const auto call = calls_.find(peer);
-  if (call == calls_.end() || call->second.problem.empty()) return {};
-  // A peer that was reached at another address may be busy, which is no obstacle.
-  for (const CallerHandshake& attempt : call->second.attempts) {
-    if (attempt.connected()) return {};
+  for (int index = 0; index < connections_; ++index) {
+    const auto call = calls_.find(EndOf(peer, index));
+    if (call == calls_.end() || call->second.problem.empty()) continue;
+    // A peer that was reached at another address may be busy, which is no obstacle.
+    const auto& attempts = call->second.attempts;
+    const auto connected = [](const CallerHandshake& attempt) { return attempt.connected(); };
+    if (std::any_of(attempts.begin(), attempts.end(), connected)) continue;
+    return CannotConnect(peer, call->second);
   }
-  return CannotConnect(peer, call->second);
+  return {};
 }
 
 std::string TcpRendezvous::CannotConnect(int peer, const Call& call) const {
@@ -63,8 +71,8 @@ std::string TcpRendezvous::CannotConnect(int peer, const Call& call) const {
 std::vector<TcpRendezvous::Arrival> TcpRendezvous::Advance() {
   std::vector<Arrival> arrivals;
   for (auto call = calls_.begin(); call != calls_.end();) {
-    Arrival arrival{call->first, {}, {}};
-    if (AdvanceCall(call->first, &call->second, &arrival)) {
+    Arrival arrival = ArrivalAt(call->first);
+    if (AdvanceCall(&call->second, &arrival)) {
       arrivals.push_back(std::move(arrival));
       call = calls_.erase(call);
     } else {
@@ -74,13 +82,14 @@ std::vector<TcpRendezvous::Arrival> TcpRendezvous::Advance() {
   for (Admission::Admitted& admitted : admission_.Advance(!awaited_.empty())) {
     arrived_.insert(admitted.rank);
     awaited_.erase(admitted.rank);
-    arrivals.push_back({admitted.rank, std::move(admitted.socket), {}});
+    arrivals.push_back(ArrivalAt(admitted.rank));
+    arrivals.back().socket = std::move(admitted.socket);
   }
   return arrivals;
 }
 
 void TcpRendezvous::AddTo(std::vector<pollfd>* polled) const {
-  for (const auto& [peer, call] : calls_) {
+  for (const auto& [end, call] : calls_) {
     for (const CallerHandshake& attempt : call.attempts) {
       polled->push_back({attempt.fd(), attempt.events(), 0});
     }
@@ -89,7 +98,7 @@ void TcpRendezvous::AddTo(std::vector<pollfd>* polled) const {
 }
 
 /// Returns true if the call has ended; `arrival` then holds the connection or the problem.
-bool TcpRendezvous::AdvanceCall(int peer, Call* call, Arrival* arrival) {
+bool TcpRendezvous::AdvanceCall(Call* call, Arrival* arrival) {
   for (;;) {
     for (auto attempt = call->attempts.begin(); attempt != call->attempts.end();) {
       switch (attempt->Advance()) {
@@ -117,16 +126,16 @@ bool TcpRendezvous::AdvanceCall(int peer, Call* call, Arrival* arrival) {
     }
     const bool failed = call->tried > 0 && call->attempts.empty();
     if (!failed && Clock::now() < call->next_time) return false;
-    TryNextAddress(peer, call);
+    TryNextAddress(*arrival, call);
   }
-  arrival->problem = CannotConnect(peer, *call);
+  arrival->problem = CannotConnect(arrival->peer, *call);
   return true;
 }
 
-void TcpRendezvous::TryNextAddress(int peer, Call* call) {
-  const ListenAddress& address = addresses_[static_cast<std::size_t>(peer)];
+void TcpRendezvous::TryNextAddress(const Arrival& arrival, Call* call) {
+  const ListenAddress& address = addresses_[static_cast<std::size_t>(arrival.peer)];
   call->attempts.emplace_back(BeginConnecting(call->ips[call->tried], address.port), address.key,
-                              rank_, peer);
+                              EndOf(rank_, arrival.connection), arrival.peer);
   ++call->tried;
   call->next_time = After(kSecondsBetweenAddresses);
 }

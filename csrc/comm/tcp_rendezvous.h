@@ -1,7 +1,7 @@
 /// Sets up the connections of a TCP communicator, each when its two ranks first need it.
 ///
 /// Both ranks know when that is. The lower rank connects and the higher one accepts, so no pair
-/// connects twice. A rank keeps as many connections as it has partners: log2 P if distances double,
+/// connects twice. A rank keeps connections with its partners alone: log2 P if distances double,
 /// and never P for a collective with few partners.
 ///
 /// A host has several addresses, and one may lead to a stranger, or nowhere. The lower rank tries
@@ -34,11 +34,13 @@ namespace hvd_sparse {
 /// The rendezvous of one rank. Never waits; used by one thread at a time.
 class TcpRendezvous {
  public:
-  /// `addresses` are the addresses of all ranks, `listener` is this rank's. `persists`: retry
-  /// unreachable ranks, because a lifeline reports those that are gone.
-  TcpRendezvous(int rank, std::vector<ListenAddress> addresses, Listener listener, bool persists);
+  /// `addresses` are the addresses of all ranks, `listener` is this rank's; each two ranks make
+  /// `connections`. `persists`: retry unreachable ranks, because a lifeline reports those that are
+  /// gone.
+  TcpRendezvous(int rank, std::vector<ListenAddress> addresses, Listener listener, int connections,
+                bool persists);
 
-  /// Requests a connection with a peer; call it once for each.
+  /// Requests the connections with a peer; call it once for each.
   void Request(int peer);
 
   /// True while Advance has work: a connection is needed that is not made yet, or a guest has yet
@@ -50,6 +52,7 @@ class TcpRendezvous {
 
   struct Arrival {
     int peer;
+    int connection;  ///< which one with that peer, from 0
     Descriptor socket;
     std::string problem;  ///< why there is no socket and will be none; else empty
   };
@@ -73,16 +76,20 @@ class TcpRendezvous {
     std::optional<Clock::time_point> give_up;  // set once all addresses have been tried
   };
 
-  std::string CannotConnect(int peer, const Call& call) const;
-  bool AdvanceCall(int peer, Call* call, Arrival* arrival);
-  void TryNextAddress(int peer, Call* call);
+  /// Connection `index` of a rank is one of its ends. Calls and handshakes are told apart by them.
+  int EndOf(int rank, int index) const { return rank * connections_ + index; }
+  Arrival ArrivalAt(int end) const { return {end / connections_, end % connections_, {}, {}}; }
 
-  const int rank_;
+  std::string CannotConnect(int peer, const Call& call) const;
+  bool AdvanceCall(Call* call, Arrival* arrival);
+  void TryNextAddress(const Arrival& arrival, Call* call);
+
+  const int rank_, connections_;
   const std::vector<ListenAddress> addresses_;
   const bool persists_;
-  std::map<int, Call> calls_;  // calls to higher ranks
-  std::set<int> awaited_;      // lower ranks
-  std::set<int> arrived_;      // lower ranks
+  std::map<int, Call> calls_;  // calls to higher ranks, by end
+  std::set<int> awaited_;      // ends of lower ranks
+  std::set<int> arrived_;      // ends of lower ranks
   Admission admission_;        // admits lower ranks
 };
 

@@ -27,6 +27,8 @@ constexpr std::size_t kPieces = 16;
 // A receiver acknowledges every other segment at once, but may delay the acknowledgement of the
 // last.
 constexpr int kLastSegments = 2;
+// The longest message that is not divided.
+constexpr std::int64_t kUndivided = std::int64_t{32} * 1024;
 
 /// The pieces of memory that one sendmsg() call sends, at most kTurn bytes.
 class Gathered {
@@ -58,6 +60,19 @@ class Gathered {
 };
 
 }  // namespace
+
+TcpStream::Part TcpStream::PartOf(std::int64_t length) const {
+  if (length <= kUndivided) return {0, index_ == 0 ? length : 0};
+  const std::int64_t most = (length + connections_ - 1) / connections_;
+  const std::int64_t begin = std::min(index_ * most, length);
+  return {begin, std::min(most, length - begin)};
+}
+
+void TcpStream::Send(const Outgoing& message) {
+  const Part part = PartOf(message.bytes);
+  const auto* data = static_cast<const std::uint8_t*>(message.data);
+  sending_.push_back({message.bytes, data + part.begin, part.bytes});
+}
 
 void TcpStream::Forget() {
   sending_.clear();
@@ -102,7 +117,7 @@ bool TcpStream::SendSome(int socket) {
   std::int64_t skipped = sent_bytes_;
   for (std::size_t i = sent_; i < sending_.size() && !gathered.full(); ++i) {
     gathered.Add(&sending_[i].length, kLengthBytes, &skipped);
-    gathered.Add(sending_[i].data, sending_[i].length, &skipped);
+    gathered.Add(sending_[i].data, sending_[i].bytes, &skipped);
   }
   const ssize_t sent = gathered.Send(socket);
   if (sent < 0) {
@@ -110,8 +125,8 @@ bool TcpStream::SendSome(int socket) {
     return false;
   }
   sent_bytes_ += sent;
-  while (sent_ < sending_.size() && sent_bytes_ >= kLengthBytes + sending_[sent_].length) {
-    sent_bytes_ -= kLengthBytes + sending_[sent_].length;
+  while (sent_ < sending_.size() && sent_bytes_ >= kLengthBytes + sending_[sent_].bytes) {
+    sent_bytes_ -= kLengthBytes + sending_[sent_].bytes;
     ++sent_;
   }
   return sent > 0;
@@ -123,10 +138,10 @@ bool TcpStream::ReceiveSome(int socket, const std::string& what) {
   while (received_ < receiving_.size() && turn > 0) {
     Incoming& message = *receiving_[received_];
     const bool in_length = received_bytes_ < kLengthBytes;
-    std::uint8_t* const to =
-        in_length ? reinterpret_cast<std::uint8_t*>(&length_) + received_bytes_
-                  : static_cast<std::uint8_t*>(message.data) + (received_bytes_ - kLengthBytes);
-    const std::int64_t end = in_length ? kLengthBytes : kLengthBytes + length_;
+    std::uint8_t* const to = in_length ? reinterpret_cast<std::uint8_t*>(&length_) + received_bytes_
+                                       : static_cast<std::uint8_t*>(message.data) + part_.begin +
+                                             (received_bytes_ - kLengthBytes);
+    const std::int64_t end = in_length ? kLengthBytes : kLengthBytes + part_.bytes;
     const std::int64_t wanted = std::min(turn, end - received_bytes_);
     const ssize_t got = ::recv(socket, to, static_cast<std::size_t>(wanted), 0);
     if (got == 0) Lose("it has closed the connection");
@@ -135,8 +150,11 @@ bool TcpStream::ReceiveSome(int socket, const std::string& what) {
     moved = true;
     turn -= got;
     received_bytes_ += got;
-    if (in_length && received_bytes_ == kLengthBytes) RequireRoom(message, what);
-    if (received_bytes_ >= kLengthBytes && received_bytes_ == kLengthBytes + length_) {
+    if (in_length && received_bytes_ == kLengthBytes) {
+      RequireRoom(message, what);
+      part_ = PartOf(length_);
+    }
+    if (received_bytes_ >= kLengthBytes && received_bytes_ == kLengthBytes + part_.bytes) {
       message.bytes = length_;
       ++received_;
       received_bytes_ = 0;

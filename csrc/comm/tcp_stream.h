@@ -1,9 +1,11 @@
-/// Messages over one TCP connection, in both directions at once.
+/// Messages, or parts of them, over one TCP connection, in both directions at once.
 ///
 /// On the wire: the length of a message (8 bytes, in the machines' byte order, like blocks), then
-/// the message. Bytes go directly from and to the caller's memory. Only expected messages are read:
-/// data that the peer sends ahead stays in the kernel, and once its buffers are full the peer
-/// waits.
+/// the message. If two ranks have several connections, a long message is divided among them, in
+/// equal parts, each after the length of the whole; a short one goes over the first, and the others
+/// carry its length alone. Bytes go directly from and to the caller's memory. Only expected
+/// messages are read: data that the peer sends ahead stays in the kernel, and once its buffers are
+/// full the peer waits.
 
 #pragma once
 
@@ -18,14 +20,16 @@
 
 namespace hvd_sparse {
 
-/// The stream of messages with one peer. Used by one thread at a time.
+/// The stream of messages over one of the connections with a peer. Used by one thread at a time.
 class TcpStream {
  public:
   /// Messages that arrive within this time are not worth waiting for.
   static constexpr std::chrono::microseconds kSoon{500};
 
-  /// Makes the stream between this rank and a peer; rank numbers appear in errors only.
-  TcpStream(int rank, int peer) : rank_(rank), peer_(peer) {}
+  /// Makes the stream over connection `index` of `connections` between this rank and a peer; rank
+  /// numbers appear in errors only.
+  TcpStream(int rank, int peer, int index = 0, int connections = 1)
+      : rank_(rank), peer_(peer), index_(index), connections_(connections) {}
 
   int peer() const { return peer_; }
 
@@ -35,7 +39,7 @@ class TcpStream {
   int fd() const { return socket_.get(); }
 
   /// Add a message to send or receive, in this order. Its memory must stay valid until Forget().
-  void Send(const Outgoing& message) { sending_.push_back({message.bytes, message.data}); }
+  void Send(const Outgoing& message);
   void Receive(Incoming* message) { receiving_.push_back(message); }
 
   bool sends() const { return !sending_.empty(); }  ///< has a message to send, done or not
@@ -74,16 +78,23 @@ class TcpStream {
   void Lose(const std::string& reason) { lost_ = reason; }
 
  private:
-  struct Sending {
-    std::int64_t length;
-    const void* data;
+  /// The bytes of a message that this connection carries.
+  struct Part {
+    std::int64_t begin, bytes;
   };
+  struct Sending {
+    std::int64_t length;  ///< of the whole message
+    const std::uint8_t* data;
+    std::int64_t bytes;
+  };
+
+  Part PartOf(std::int64_t length) const;
 
   bool SendSome(int socket);
   bool ReceiveSome(int socket, const std::string& what);
   void RequireRoom(const Incoming& message, const std::string& what) const;
 
-  const int rank_, peer_;
+  const int rank_, peer_, index_, connections_;
   Descriptor socket_;
   std::string lost_;
 
@@ -95,6 +106,7 @@ class TcpStream {
   std::size_t received_ = 0;
   std::int64_t received_bytes_ = 0;
   std::int64_t length_ = 0;  // length of the message being received
+  Part part_{0, 0};          // this connection's part of it
 };
 
 }  // namespace hvd_sparse

@@ -408,6 +408,19 @@ TEST(Lifeline, NonsenseIsRefused) {
   ::unsetenv("HVD_SPARSE_ABORT_SECONDS");
   EXPECT_STREQ(error.what(),
                "HVD_SPARSE_ABORT_SECONDS must be a number of seconds, at least 0, got 'soon'");
+  for (const char* number : {"0", "17", "-1", "four", "4.5"}) {
+    ::setenv("HVD_SPARSE_CONNECTIONS", number, 1);
+    EXPECT_EQ(Thrown([] { Lifeline(0, 2, kName); }).what(),
+              Concat("HVD_SPARSE_CONNECTIONS must be a number in [1, 16], got '", number, "'"));
+  }
+  ::unsetenv("HVD_SPARSE_CONNECTIONS");
+}
+
+TEST(Lifeline, RankZeroDecidesOnTheConnectionsOfAll) {
+  for (const auto& lifeline : ConnectedLifelines(3)) EXPECT_EQ(lifeline->connections(), 1);
+  ::setenv("HVD_SPARSE_CONNECTIONS", "3", 1);
+  for (const auto& lifeline : ConnectedLifelines(3)) EXPECT_EQ(lifeline->connections(), 3);
+  ::unsetenv("HVD_SPARSE_CONNECTIONS");
 }
 
 }  // namespace

@@ -47,8 +47,8 @@ struct TwoRanks {
     }
     if (is_refused) listeners[1] = ListenAt("0.0.0.0");  // nobody listens at the former port
     for (int rank = 0; rank < 2; ++rank) {
-      ranks.push_back(
-          std::make_unique<TcpRendezvous>(rank, addresses, std::move(listeners[rank]), persists));
+      ranks.push_back(std::make_unique<TcpRendezvous>(rank, addresses, std::move(listeners[rank]),
+                                                      1, persists));
       ranks.back()->Request(1 - rank);
     }
   }
@@ -103,7 +103,7 @@ TEST(TcpRendezvous, AnotherHostsLoopbackAddressIsNotTried) {
   address.loopback = "another boot net:[4026531840]";
   EXPECT_TRUE(address.Reachable().empty());
 
-  TcpRendezvous rank0(0, {Listen(&own), address}, std::move(own), true);
+  TcpRendezvous rank0(0, {Listen(&own), address}, std::move(own), 1, true);
   rank0.Request(1);
   const auto arrivals = rank0.Advance();
   ASSERT_EQ(arrivals.size(), 1u);
@@ -117,13 +117,13 @@ TEST(TcpRendezvous, ThoseWhoPersistComeAgainToARankThatClosedTheirConnection) {
   Listener listeners[2];
   std::vector<ListenAddress> addresses{Listen(&listeners[0]), Listen(&listeners[1])};
   addresses[1].ips = {"127.0.0.1"};
-  TcpRendezvous caller(0, addresses, std::move(listeners[0]), true);
+  TcpRendezvous caller(0, addresses, std::move(listeners[0]), 1, true);
   caller.Request(1);
   ASSERT_TRUE(caller.Advance().empty());
   ASSERT_TRUE(WaitFor(listeners[1].socket.get(), POLLIN, After(5)));
   Accept(listeners[1].socket).Close();  // as a rank with too many guests does
 
-  TcpRendezvous listener(1, addresses, std::move(listeners[1]), true);
+  TcpRendezvous listener(1, addresses, std::move(listeners[1]), 1, true);
   listener.Request(0);
   int met = 0;
   for (const auto deadline = After(20); met < 2 && Clock::now() < deadline;) {

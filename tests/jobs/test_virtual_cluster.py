@@ -159,6 +159,18 @@ def test_links_have_the_latency_asked_for_at_any_rate(seconds):
 
 
 @builds
+@pytest.mark.parametrize(("latency", "asked", "made"), [(0.0, "", 1), (0.02, "", 8), (0.0, "3", 3)])
+def test_ranks_make_several_connections_where_round_trips_are_long_or_if_asked_to(
+    latency, asked, made
+):
+    with VirtualCluster(hosts=2, rate="100mbit", latency=latency) as cluster:
+        program = [sys.executable, str(ROOT / "tests/jobs/slow_network.py")]
+        env = {"PYTHONPATH": str(ROOT), "HVD_SPARSE_CONNECTIONS": asked}
+        job = cluster.run(program, env=env, timeout=120)
+    assert f"connections: {made}\n" in job.output
+
+
+@builds
 def test_a_job_that_fails_or_hangs_raises_with_its_output_and_nothing_is_left():
     with VirtualCluster(hosts=2) as cluster:
         with pytest.raises(ClusterError, match=r"status 3 of[\s\S]*no such thing"):

@@ -52,7 +52,7 @@ Descriptor Answer(const Listener& listener) {
 void GreetRank(const Bytes& hello) {
   Listener listener = ListenAt(kHost);
   const int port = listener.port;
-  TcpRendezvous rendezvous(1, {AddressAt(1), AddressAt(port)}, std::move(listener), false);
+  TcpRendezvous rendezvous(1, {AddressAt(1), AddressAt(port)}, std::move(listener), 1, false);
   rendezvous.Request(0);
   Descriptor caller = Call(port);
   Say(caller, hello);
@@ -66,7 +66,7 @@ void GreetRank(const Bytes& hello) {
 /// Answers as rank 1, to which rank 0 has connected.
 void AnswerRank(const Bytes& answer) {
   const Listener own = ListenAt(kHost);
-  TcpRendezvous rendezvous(0, {AddressAt(1), AddressAt(own.port)}, ListenAt(kHost), false);
+  TcpRendezvous rendezvous(0, {AddressAt(1), AddressAt(own.port)}, ListenAt(kHost), 1, false);
   rendezvous.Request(1);
   rendezvous.Advance();
   Descriptor callee = Answer(own);
@@ -94,7 +94,7 @@ void GreetLifeline(const Bytes& records) {
     CloseAtOnce(&socket);
   });
   try {
-    AwaitPeers(std::move(listener), address, 2, "a", 5);
+    AwaitPeers(std::move(listener), address, 2, "a", 5, 1);
   } catch (const Error& error) {
     Demand(error.kind() == ErrorKind::kPeerLost, "a rank that does not come is lost");
   }
