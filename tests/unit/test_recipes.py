@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from horovod.runner.launch import parse_args as horovodrun_arguments
 from torch.distributed.run import parse_args as torchrun_arguments
 
@@ -128,3 +129,72 @@ def test_horovodrun_is_given_the_slots_of_each_node(tmp_path, monkeypatch):
 def test_a_script_ends_where_slurm_gives_it_no_hosts(tmp_path):
     with pytest.raises(subprocess.CalledProcessError):
         submit("slurm_torchrun.sbatch", tmp_path, SLURM_JOB_NODELIST="")
+
+
+# ---- Docker --------------------------------------------------------------------------------------
+
+
+def instructions():
+    """Returns the instructions of each stage of the Dockerfile, as (name, arguments)."""
+    text = (RECIPES / "Dockerfile").read_text().replace("\\\n", " ")
+    stages = [[]]
+    for line in text.splitlines():
+        if line.strip() and not line.startswith("#"):
+            name, _, arguments = line.partition(" ")
+            if name == "FROM":
+                stages.append([])
+            stages[-1].append((name, " ".join(arguments.split())))
+    return stages
+
+
+def copied(stage):
+    """Returns what a stage copies out of the checkout."""
+    words = [rest.split() for name, rest in stage if name == "COPY" and "--from" not in rest]
+    return [source for *sources, _ in words for source in sources]
+
+
+def test_an_image_copies_what_there_is_and_runs_as_an_ordinary_user():
+    _, build, image = instructions()
+    assert copied(build)
+    assert all((ROOT / source).exists() for source in copied(build) + copied(image))
+    names = [name for name, _ in image]
+    user = names.index("USER")
+    assert image[user][1] != "root"
+    assert f"useradd --create-home {image[user][1]}" in [rest for _, rest in image]
+    assert not [rest for name, rest in image[user:] if name == "RUN" and "pip" in rest]
+    (command,) = (json.loads(rest) for name, rest in image if name == "CMD")
+    script = torchrun_arguments(command[1:]).training_script
+    assert command[0] == "torchrun"
+    assert (ROOT / script).is_file()
+    assert script.split("/")[0] in copied(image)
+
+
+def test_the_packages_of_an_image_leave_no_cache():
+    for stage in instructions():
+        for name, rest in stage:
+            if name == "RUN" and "pip" in rest:
+                assert "--no-cache-dir" in rest, rest
+            if name == "RUN" and "apt-get install" in rest:
+                assert "--no-install-recommends" in rest, rest
+                assert "rm -rf /var/lib/apt/lists" in rest, rest
+
+
+def test_what_a_build_stage_copies_is_enough_for_the_metadata(tmp_path, monkeypatch):
+    _, build, _ = instructions()
+    for source in copied(build):
+        place = tmp_path / Path(source).name
+        place.symlink_to(ROOT / source)
+    monkeypatch.chdir(tmp_path)
+    code = "from setuptools.build_meta import *; prepare_metadata_for_build_wheel('.')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    metadata = next(tmp_path.glob("*.dist-info/METADATA")).read_text()
+    assert "## Try it" in metadata  # of the README
+    assert {"CMakeLists.txt", "cmake", "csrc", "hvd_sparse"} <= set(copied(build))
+
+
+def test_every_week_the_image_is_built_and_run():
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "weekly.yml").read_text())["jobs"]
+    ran = [step["run"] for step in jobs["image"]["steps"] if "run" in step]
+    page = next(block.code for block in PAGE.blocks if "docker build" in block.code)
+    assert ran == page.splitlines()
