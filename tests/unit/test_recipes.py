@@ -131,6 +131,60 @@ def test_a_script_ends_where_slurm_gives_it_no_hosts(tmp_path):
         submit("slurm_torchrun.sbatch", tmp_path, SLURM_JOB_NODELIST="")
 
 
+# ---- Kubernetes ----------------------------------------------------------------------------------
+
+
+def containers(replicas):
+    """Returns the one container of each kind of replica."""
+    found = {}
+    for kind, spec in replicas.items():
+        (found[kind],) = spec["template"]["spec"]["containers"]
+    return found
+
+
+def test_a_pytorchjob_runs_torchrun_in_every_pod(monkeypatch):
+    job = yaml.safe_load((RECIPES / "pytorchjob.yaml").read_text())
+    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
+    replicas = job["spec"]["pytorchReplicaSpecs"]
+    assert {kind: spec["replicas"] for kind, spec in replicas.items()} == {"Master": 1, "Worker": 2}
+    found = containers(replicas)
+    assert found["Master"] == found["Worker"]
+    assert found["Worker"]["name"] == "pytorch"
+    program, *words = found["Worker"]["command"]
+    assert program == "torchrun"
+    # The operator's variables for the second worker.
+    nodes = sum(spec["replicas"] for spec in replicas.values())
+    for name, value in {
+        "NNODES": nodes,
+        "NODE_RANK": 2,
+        "NPROC_PER_NODE": job["spec"]["nprocPerNode"],
+        "MASTER_ADDR": f"{job['metadata']['name']}-master-0",
+        "MASTER_PORT": 23456,
+    }.items():
+        monkeypatch.setenv(f"PET_{name}", str(value))
+    got = torchrun_arguments(words)
+    assert (got.nnodes, got.node_rank, got.nproc_per_node) == ("3", 2, "2")
+    assert (got.master_addr, got.master_port) == ("ddp-digits-master-0", 23456)
+    assert got.rdzv_backend == "static"
+    assert (ROOT / got.training_script).is_file()
+
+
+def test_an_mpijob_starts_a_rank_in_every_slot():
+    job = yaml.safe_load((RECIPES / "mpijob.yaml").read_text())
+    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v2beta1", "MPIJob")
+    replicas = job["spec"]["mpiReplicaSpecs"]
+    found = containers(replicas)
+    assert set(found) == {"Launcher", "Worker"}
+    assert found["Launcher"]["image"] == found["Worker"]["image"]
+    assert not {"command", "args"} & set(found["Worker"])  # the operator then starts sshd
+    assert found["Launcher"]["command"] == ["mpirun"]
+    words = found["Launcher"]["args"]
+    assert all(isinstance(word, str) for word in words)  # Kubernetes takes no numbers here
+    slots = replicas["Worker"]["replicas"] * job["spec"]["slotsPerWorker"]
+    assert words[words.index("-np") + 1] == str(slots)
+    assert (ROOT / words[words.index("python") + 1]).is_file()
+
+
 # ---- Docker --------------------------------------------------------------------------------------
 
 
