@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -252,3 +253,17 @@ def test_every_week_the_image_is_built_and_run():
     ran = [step["run"] for step in jobs["image"]["steps"] if "run" in step]
     page = next(block.code for block in PAGE.blocks if "docker build" in block.code)
     assert ran == page.splitlines()
+
+
+# ---- Hosts by hand -------------------------------------------------------------------------------
+
+
+def test_the_launchers_know_the_options_that_the_page_gives_them(monkeypatch):
+    launched = [shlex.split(line) for code in codes() for line in code.splitlines()
+                if line.startswith("torchrun ")]  # fmt: skip
+    ((_, *words),) = launched
+    got = torchrun_arguments(words)
+    assert (got.nnodes, got.rdzv_backend) == ("2", "static")
+    monkeypatch.setattr(sys, "argv", ["horovodrun", "--network-interface", "hvd0", "-np", "2", "x"])
+    assert any("horovodrun --network-interface hvd0" in code for code in codes())
+    assert horovodrun_arguments().nics == {"hvd0"}
