@@ -285,6 +285,7 @@ def main(
     k: Annotated[list[int] | None, typer.Option(help="entries; may be given repeatedly")] = None,
     density: Annotated[float, typer.Option(help="k as a fraction of the bucket")] = 0.1,
     rate: Annotated[str, typer.Option(help="of every link in each direction")] = "1gbit",
+    latency: Annotated[float, typer.Option(help="milliseconds of a round trip")] = 0.0,
     transport: Annotated[
         list[str] | None, typer.Option(help="mpi or tcp; both unless given")
     ] = None,
@@ -305,14 +306,17 @@ def main(
     options += [f"--density={density}", f"--repetitions={repetitions}"]
     results = []
     for count in counts:
-        with VirtualCluster(count, rate) as cluster, TemporaryDirectory() as folder:
+        with (
+            VirtualCluster(count, rate, latency=latency / 1e3) as cluster,
+            TemporaryDirectory() as folder,
+        ):
             file = Path(folder) / "found.json"
             command = [sys.executable, str(Path(__file__).resolve()), *options]
             job = cluster.run(command, env={WORKER: str(file)}, timeout=SECONDS)
             found = json_module.loads(file.read_text())
         settings = {
-            "hosts": count, "rate": rate, "density": density, "repetitions": repetitions,
-            "busy": round(job.busy, 2), "load": round(os.getloadavg()[0], 1),
+            "hosts": count, "rate": rate, "latency": latency, "density": density,
+            "repetitions": repetitions, "busy": round(job.busy, 2), "load": round(os.getloadavg()[0], 1),
         }  # fmt: skip
         result = Result(
             ", ".join(f"{name} {value}" for name, value in settings.items()),

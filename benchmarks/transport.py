@@ -11,8 +11,8 @@ for messages of 8 k bytes, that is k entries of a value and an index:
   connections between two ranks, too, if --connections asks for some;
 * Horovod: allgather of k values and k indices, both in flight at once.
 
-Each time is that of the slowest rank, from a common start, after a pause if --pause asks for one: TCP
-sends slowly at first after each. Each rank has a host of its own.
+Each time is that of the slowest rank, from a common start, after a pause if --pause asks for one:
+TCP sends slowly at first after each. Each rank has a host of its own.
 """
 
 from __future__ import annotations

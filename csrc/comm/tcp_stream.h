@@ -23,7 +23,7 @@ namespace hvd_sparse {
 /// The stream of messages over one of the connections with a peer. Used by one thread at a time.
 class TcpStream {
  public:
-  /// Messages that arrive within this time are not worth waiting for.
+  /// Messages that have left the link within this time are not worth waiting for.
   static constexpr std::chrono::microseconds kSoon{500};
 
   /// Makes the stream over connection `index` of `connections` between this rank and a peer; rank
@@ -69,8 +69,8 @@ class TcpStream {
   bool done(Place place) const { return place.sends <= sent_ && place.receives <= received_; }
 
   /// Returns the bytes sent that the peer's machine has not acknowledged; 0 if they are so few that
-  /// they arrive within kSoon or are the last segments, whose acknowledgement may be delayed, or if
-  /// the connection is broken.
+  /// they leave the link within kSoon, since what is acknowledged lags behind by a round trip, or
+  /// are the last segments, whose acknowledgement may be delayed, or if the connection is broken.
   std::int64_t under_way() const;
 
   /// Why the connection is unusable; empty while it is not.

@@ -25,14 +25,12 @@ from hvd_sparse.places.place import OnCpu, OnDevice
 from hvd_sparse.planning import in_16_bits, planner, quantities
 from hvd_sparse.planning.cluster import Cluster
 from hvd_sparse.planning.explanation import explain
-from hvd_sparse.planning.network import MEMORY, Link, Network
+from hvd_sparse.planning.network import MEMORY, MESSAGE_SECONDS, Link, Network
 from hvd_sparse.planning.plan import Plan
 from hvd_sparse.planning.planner import Rules
 from hvd_sparse.planning.profile import ONE_CORE, Machine, Profile
 from hvd_sparse.planning.routes import CALLS
 from hvd_sparse.planning.ways import compared, profile_of
-
-ASSUMED_LATENCY = "50us"  # of a message, where none was measured or given
 
 
 class Rule(str, Enum):
@@ -153,7 +151,7 @@ def unmeasured(
         return network_of(cluster.network, bandwidth, latency, ranks, per_node), cluster.machine
     if ranks is None or bandwidth is None:
         raise InvalidArgumentError("--model takes --ranks and --bandwidth, or --network")
-    two = Network.assumed(2, 1.0, quantities.seconds(ASSUMED_LATENCY))
+    two = Network.assumed(2, 1.0, MESSAGE_SECONDS)
     return network_of(two, bandwidth, latency, ranks, per_node), ONE_CORE
 
 
@@ -192,7 +190,9 @@ def network_of(
         local_size=local_size,
         local=measured.local or MEMORY,
     )
-    return replace(network, gap=measured.gap)
+    if measured.gap is None:
+        return network
+    return replace(network, gap=min(measured.gap, network.link.alpha))
 
 
 def account(made: Plan, here: Profile, rules: Rules) -> dict[str, Any]:

@@ -99,10 +99,11 @@ class Exchange(CoreHandle):
             InvalidArgumentError: An argument is out of its range. Or, on every rank: the ranks
                 differ in transport or HVD_SPARSE_CHECK, or a variable of some rank is invalid.
                 HVD_SPARSE_NUM_THREADS, HVD_SPARSE_CONNECTIONS, HVD_SPARSE_STALL_SECONDS,
-                HVD_SPARSE_TIMEOUT_SECONDS and HVD_SPARSE_ABORT_SECONDS have ranges; HVD_SPARSE_TIMELINE must name a file that can
-                be written, HVD_SPARSE_TRANSPORT a transport, HOROVOD_GLOO_IFACE (or, if that is
-                not set, the first name in GLOO_SOCKET_IFNAME, else in NCCL_SOCKET_IFNAME) a network
-                interface, HVD_SPARSE_LOG_LEVEL a level; HVD_SPARSE_CHECK is 0 or 1.
+                HVD_SPARSE_TIMEOUT_SECONDS and HVD_SPARSE_ABORT_SECONDS have ranges;
+                HVD_SPARSE_TIMELINE must name a file that can be written, HVD_SPARSE_TRANSPORT a
+                transport, HOROVOD_GLOO_IFACE (or, if that is not set, the first name in
+                GLOO_SOCKET_IFNAME, else in NCCL_SOCKET_IFNAME) a network interface,
+                HVD_SPARSE_LOG_LEVEL a level; HVD_SPARSE_CHECK is 0 or 1.
         """
         if local_size is not None and local_size < 1:
             raise InvalidArgumentError(f"local_size must be at least 1, got {local_size}")

@@ -36,6 +36,8 @@ class Link:
         return Link(alpha=alpha * self.alpha, beta=beta * self.beta)
 
 
+# The work of a message beside its time on the way, where it was not measured.
+MESSAGE_SECONDS = 50e-6
 # The link between ranks of a node where none was measured: TCP through its memory.
 MEMORY = Link(alpha=5e-6, beta=1 / 5e9)
 
@@ -174,7 +176,8 @@ class Network:
         Args:
             size: Number of ranks.
             bandwidth: Bytes per second that one rank sends while all of them do.
-            latency: Seconds per message.
+            latency: Seconds per message. Messages sent at once wait for it together, and each
+                further one adds 50 us at most.
             local_size: Ranks on one node.
             local: The link between two ranks of one node; None: not known.
 
@@ -191,6 +194,7 @@ class Network:
             links=_every_distance(size, link),
             dense=Link(alpha=steps * link.alpha, beta=steps / max(1, size) * link.beta),
             local=local,
+            gap=min(latency, MESSAGE_SECONDS),
         )
 
 

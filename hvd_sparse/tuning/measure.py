@@ -21,9 +21,14 @@ from hvd_sparse.planning.network import Link, Network, distances_below
 from hvd_sparse.planning.profile import Machine
 from hvd_sparse.ranks.world import World
 
-# Number of swaps by bytes of a message. The first swaps of a pair open its connection.
-_SWAPS = {1 << 10: 9, 32 << 10: 7, 512 << 10: 3}
+# Number of pairs of swaps by bytes of a message. The first swaps of two ranks open a connection.
+_SWAPS = {1 << 10: 5, 32 << 10: 4, 512 << 10: 3}
 _UNTIMED_SWAPS = 2
+# Where a message takes longer, TCP sends slowly at first after a pause, which a step makes, too: so
+# each of a few swaps follows one, longer than TCP's timeout.
+_SLOW_SECONDS = 2.5e-3
+_PAUSE_SECONDS = 0.4
+_SWAPS_AFTER_PAUSES = 3
 # Bytes of a message to each of several ranks at once, as long as the shortest swap; repetitions.
 _SPREAD_BYTES = min(_SWAPS)
 _SPREADS = 7
@@ -95,18 +100,17 @@ def measure_network(
     times: list[list[float]] = []
     for distance in distances:
         partner = world.rank ^ distance
-        if partner < world.size:
-            exchange.swap(partner, 1 << 10, _UNTIMED_SWAPS)
+        first = exchange.swap(partner, 1 << 10, _UNTIMED_SWAPS) if partner < world.size else [0.0]
+        # Distances are measured one after the other, on all ranks alike.
+        is_slow = max(world.allgather_object(statistics.fmean(first), float)) > _SLOW_SECONDS
         times.append(
             [
-                statistics.median(exchange.swap(partner, nbytes, count))
+                _swap_seconds(exchange, partner, nbytes, pairs, is_slow=is_slow)
                 if partner < world.size
                 else 0.0
-                for nbytes, count in _SWAPS.items()
+                for nbytes, pairs in _SWAPS.items()
             ]
         )
-        # Distances are measured one after the other, on all ranks.
-        world.allgather_object(distance, int)
     times.append([_spread_seconds(exchange) if exchange.spread_peers > 1 else 0.0])
     allreduce(min(_ALLREDUCES["float32"]), "float32")  # opens the connections
     times += [_allreduce_seconds(allreduce, values) for values in _ALLREDUCES]
@@ -153,6 +157,24 @@ def fit_gap(one: float, many: float, messages: int, on_the_wire: float) -> float
         on_the_wire: Seconds that the bytes of one message take.
     """
     return max(0.0, (many - one) / (messages - 1) - on_the_wire)
+
+
+def _swap_seconds(
+    exchange: Exchange, partner: int, nbytes: int, pairs: int, *, is_slow: bool
+) -> float:
+    """Returns the median seconds of swaps after pauses, or else over pairs of consecutive swaps.
+
+    Of two ranks out of step one finds every other message there already: it waits for a round trip,
+    then not at all.
+    """
+    if is_slow:
+        seconds = []
+        for _ in range(_SWAPS_AFTER_PAUSES):
+            time.sleep(_PAUSE_SECONDS)
+            seconds += exchange.swap(partner, nbytes, 1)
+        return statistics.median(seconds)
+    seconds = exchange.swap(partner, nbytes, 2 * pairs)
+    return statistics.median(map(statistics.fmean, zip(seconds[::2], seconds[1::2], strict=True)))
 
 
 def _spread_seconds(exchange: Exchange) -> float:

@@ -182,6 +182,27 @@ def test_the_link_inside_a_node_is_that_of_its_nearest_ranks(monkeypatch):
     assert network.at(4).alpha == pytest.approx(4 * network.local.alpha)
 
 
+@pytest.mark.parametrize(("latency", "found"), [(0.001, 0.001), (0.02, 0.04)])
+def test_ranks_out_of_step_find_the_latency_and_after_pauses_the_round_trip(
+    monkeypatch, latency, found
+):
+    pauses = []
+    monkeypatch.setattr(measure.time, "sleep", pauses.append)
+
+    def swap(exchange, partner, nbytes, repetitions):
+        seconds = latency + 1e-7 * nbytes
+        return [0.0 if i % 2 and repetitions > 1 else 2 * seconds for i in range(repetitions)]
+
+    monkeypatch.setattr(Exchange, "swap", swap)
+    exchange = Exchange.over_loopback(_core.LoopbackWorld(2), 1)
+    world = World(1, 2)
+    object.__setattr__(world, "allgather_object", lambda thing, kind: [thing])
+    link = measure_network(exchange, world, lambda nbytes, values: 1e-3).link
+    assert link.alpha == pytest.approx(found)
+    assert link.beta == pytest.approx(1e-7 * found / latency)
+    assert pauses.count(0.4) == (9 if latency > 0.0025 else 0)
+
+
 def test_a_gap_is_what_a_message_adds_beside_others_without_its_bytes():
     assert fit_gap(5e-5, 5e-5 + 14 * 9e-6, 15, on_the_wire=8e-6) == pytest.approx(1e-6)
     assert fit_gap(5e-5, 4e-5, 15, on_the_wire=0.0) == 0  # the first swap waited for others
@@ -193,7 +214,7 @@ def test_the_gap_is_measured_with_as_many_messages_as_a_collective_sends_at_once
             1e-4 + 3e-6 * (exchange.spread_peers - 1) + 1e-3 * (i == 0) for i in range(repetitions)
         ]
 
-    monkeypatch.setattr(Exchange, "swap", lambda *_: [1e-4])
+    monkeypatch.setattr(Exchange, "swap", lambda *args: [1e-4] * args[-1])
     monkeypatch.setattr(Exchange, "spread", spread)
     size = 40
     exchange = Exchange.over_loopback(_core.LoopbackWorld(size), 0)
