@@ -67,7 +67,7 @@ install_tools = rm -rf $(@D) && mkdir -p $(@D) && pip install --quiet --disable-
 
 .PHONY: help env build
 help: ## lists the targets
-	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## /\1 	/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1 	/' | expand -t 15
 
 env: $(ENV_STAMP) ## makes .venv with all requirements and Horovod
 
@@ -247,7 +247,7 @@ tidy: build ## runs clang-tidy on the C++ sources
 
 # ---- What the project is for -------------------------------------------------------------------------
 
-.PHONY: demo convergence benchmark chaos soak
+.PHONY: demo convergence benchmark bench-compare chaos soak
 demo: build ## trains with $(NP) ranks, dense against LAGS; prints a table, writes demo.png
 	@$(PY) examples/demo.py
 
@@ -257,6 +257,10 @@ convergence: build ## compares all methods with dense training; writes docs/conv
 benchmark: build ## times kernels and collectives
 	@$(PY) benchmarks/kernels.py
 	@$(PY) benchmarks/collectives.py
+
+COMPARE_OPTIONS ?=
+bench-compare: build ## times the working tree against BASE=commit; fails where it is slower
+	@$(PY) benchmarks/compare.py $(COMPARE_OPTIONS) -- '$(BASE)'
 
 chaos: build ## breaks jobs in many ways; prints what became of them (links: as root)
 	@PYTHONPATH=$(CURDIR):$(CURDIR)/benchmarks $(PY) -m tests.jobs.faults

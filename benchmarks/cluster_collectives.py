@@ -316,7 +316,8 @@ def main(
             found = json_module.loads(file.read_text())
         settings = {
             "hosts": count, "rate": rate, "latency": latency, "density": density,
-            "repetitions": repetitions, "busy": round(job.busy, 2), "load": round(os.getloadavg()[0], 1),
+            "repetitions": repetitions, "busy": round(job.busy, 2),
+            "load": round(os.getloadavg()[0], 1),
         }  # fmt: skip
         result = Result(
             ", ".join(f"{name} {value}" for name, value in settings.items()),

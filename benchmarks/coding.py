@@ -89,23 +89,15 @@ class Coding:
 
     def step(self, number: int) -> Iterator[tuple[str, float, int, bool]]:
         """Runs all formats, in shuffled order."""
-        message = self._messages[number % BLOCKS]
-        pieces = [self._code(message, one) for one in FORMATS if one != PLAIN]
+        pieces = [self.code(number, one) for one in FORMATS if one != PLAIN]
         pieces.append(self._copy(self._copies[number % BLOCKS]))
         random.shuffle(pieces)
         for piece in pieces:
             yield from piece
 
-    def _copy(self, into: np.ndarray) -> Iterator[tuple[str, float, int, bool]]:
-        self._plain[:] = random.randrange(256)
-        start = time.perf_counter()
-        np.copyto(into, self._plain)
-        seconds = time.perf_counter() - start
-        yield COPY, seconds, self._plain.nbytes, np.array_equal(into, self._plain)
-
-    def _code(
-        self, message: Message, wire: tuple[bool, str]
-    ) -> Iterator[tuple[str, float, int, bool]]:
+    def code(self, number: int, wire: tuple[bool, str]) -> Iterator[tuple[str, float, int, bool]]:
+        """Runs one of FORMATS; the last that it yields is all of the coding."""
+        message = self._messages[number % BLOCKS]
         packed, dtype = wire
         coder = self._coders[wire]
         block = _core.Block(message.blocks[dtype].indices, message.blocks[dtype].values)
@@ -124,6 +116,13 @@ class Coding:
         yield name + "encode", ended - encoded, bytes_, right
         yield name + "decode", decoded - ended, bytes_, right
         yield name + "all", decoded - narrowed, bytes_, right
+
+    def _copy(self, into: np.ndarray) -> Iterator[tuple[str, float, int, bool]]:
+        self._plain[:] = random.randrange(256)
+        start = time.perf_counter()
+        np.copyto(into, self._plain)
+        seconds = time.perf_counter() - start
+        yield COPY, seconds, self._plain.nbytes, np.array_equal(into, self._plain)
 
 
 def measure_coding(k: int, numel: int, *, steps: int) -> tuple[list[Row], bool]:

@@ -125,6 +125,22 @@ def test_measuring(tmp_path):
     assert "alone" in run([sys.executable, "benchmarks/measuring.py"], timeout=60).output
 
 
+@pytest.mark.timeout(1200)  # it builds HEAD if the sources of the working tree are others
+@pytest.mark.parametrize("part", ["coding", "exchange: gtopk", "step: LAGS"])
+def test_compare(tmp_path, part):
+    file = tmp_path / "result.json"
+    effort = ["--starts", "1", "--pairs", "2", "--threshold", "1"]
+    options = ["--only", part, *effort, "--json", str(file)]
+    job = run([sys.executable, "benchmarks/compare.py", "HEAD", *options], timeout=1000)
+    assert job.status == 0, job.output
+    result = json.loads(file.read_text())
+    assert result["verified"] is True
+    assert result["rows"]
+    for row in result["rows"]:
+        assert row["facts"]["base ms"] > 0, job.output
+        assert row["facts"]["pairs"] == 2
+
+
 def test_quality(tmp_path):
     file = tmp_path / "result.json"
     options = ["--ranks", "3", "--ranks", "8", "--k", "200", "--draws", "1", "--json", str(file)]
