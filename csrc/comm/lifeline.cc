@@ -116,9 +116,8 @@ class Lifeline::Impl {
   Listener listener_;
   Descriptor wake_;
 
-  LifelineStart
-      start_;  // its peers are those still connected: on rank 0 all others, elsewhere rank 0
-  LifelinePeers& peers_ = start_.peers;
+  LifelineStart start_;
+  LifelinePeers& peers_ = start_.peers;       // still connected: on rank 0 all others, else rank 0
   std::optional<Clock::time_point> leaving_;  // set once this rank leaves: the deadline for peers_
   std::int64_t steps_sent_ = 0;
   std::thread thread_;

@@ -27,12 +27,13 @@ struct LifelinePeer {
 /// The connected peers, by rank.
 using LifelinePeers = std::map<int, LifelinePeer>;
 
+constexpr int kMostConnections = 16;
+
 /// What the ranks know once all have connected.
 struct LifelineStart {
   LifelinePeers peers;
-  int connections = 1;  ///< of each two ranks that exchange messages over TCP, in [1, 16]
+  int connections = 1;  ///< of each two ranks over TCP, in [1, kMostConnections]
 };
-constexpr int kMostConnections = 16;
 
 /// On rank 0: waits for ranks 1 to size - 1. Then decides on `connections`: `asked`, or, if that is
 /// 0, eight where a round trip to some rank takes 5 ms or more, but fewer if a rank would have more

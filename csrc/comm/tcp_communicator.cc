@@ -175,12 +175,14 @@ class TcpCommunicator final : public LifelineCommunicator {
 
   /// True if this transfer's messages must wait for messages of earlier transfers to other peers.
   bool MustHold() {
-    std::set<int> receivers;
+    int receiver = -1;
+    bool several = false;
     for (const TcpStream* stream : active_) {
-      if (stream->sends()) receivers.insert(stream->peer());
+      if (!stream->sends()) continue;
+      several = several || (receiver >= 0 && stream->peer() != receiver);
+      receiver = stream->peer();
     }
-    if (receivers.empty()) return false;
-    return in_flight_.Moving(receivers.size() == 1 ? *receivers.begin() : -1);
+    return receiver >= 0 && in_flight_.Moving(several ? -1 : receiver);
   }
 
   /// Returns the peers that the first transfer waits for, and why unreachable ones cannot be

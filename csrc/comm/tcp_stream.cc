@@ -103,8 +103,7 @@ std::int64_t TcpStream::under_way() const {
   socklen_t length = sizeof(info);
   if (::ioctl(socket, SIOCOUTQ, &unacknowledged) != 0) return 0;
   if (::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return 0;
-  const double round_trip = info.tcpi_min_rtt == ~std::uint32_t{0} ? 0 : 1e-6 * info.tcpi_min_rtt;
-  const double soon = std::chrono::duration<double>(kSoon).count() + round_trip;
+  const double soon = std::chrono::duration<double>(kSoon).count() + RoundTripSeconds(socket_);
   const double few = std::max(static_cast<double>(kLastSegments) * info.tcpi_snd_mss,
                               soon * static_cast<double>(info.tcpi_delivery_rate));
   if (unacknowledged <= few) return 0;
