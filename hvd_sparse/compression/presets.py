@@ -173,7 +173,7 @@ class Dense(Compression):
     sent about twice: to the rank that adds it up, and from there as a sum. What a narrow type of
     `values` rounds away stays in the residual and joins the next gradient (error feedback), so
     nothing is lost. Tensors of any size and any number of dimensions are exchanged in this way, and
-    the optimizer keeps its own momentum. Gradients are on the CPU.
+    the optimizer keeps its own momentum.
 
     Args:
         values: Type of values in messages: "float32", "bfloat16", "float16", "int8" or "int4"; of
@@ -202,7 +202,7 @@ class ThreeLC(Compression):
 
     An entry takes 1.6 bits at most, and fewer where many in a row round to zero. Like those of
     `Dense`, it is sent about twice, and what is rounded away stays in the residual and joins the
-    next gradient (error feedback). Gradients are on the CPU.
+    next gradient (error feedback).
 
     Args:
         scale: Factor in [1, 2): the scale is the largest magnitude times this. A larger one sends
