@@ -1,4 +1,7 @@
-"""Measures the network and the machine that a plan is made for; takes a second or two."""
+"""Measures the network and the machine that a plan is made for.
+
+It takes a second or two, and four more for each peer where messages take long.
+"""
 
 from __future__ import annotations
 
