@@ -103,17 +103,22 @@ def measure_network(
     times: list[list[float]] = []
     for distance in distances:
         partner = world.rank ^ distance
-        first = exchange.swap(partner, 1 << 10, _UNTIMED_SWAPS) if partner < world.size else [0.0]
-        # Distances are measured one after the other, on all ranks alike.
-        is_slow = max(world.allgather_object(statistics.fmean(first), float)) > _SLOW_SECONDS
-        times.append(
-            [
-                _swap_seconds(exchange, partner, nbytes, pairs, is_slow=is_slow)
-                if partner < world.size
-                else 0.0
-                for nbytes, pairs in _SWAPS.items()
-            ]
-        )
+        shortest, *longer = _SWAPS
+        short = [0.0]
+        if partner < world.size:
+            exchange.swap(partner, shortest, _UNTIMED_SWAPS)
+            short = _pairs_of_swaps(exchange, partner, shortest)
+        # The shortest time waits neither for a late partner nor for a busy processor.
+        is_slow = max(world.allgather_object(min(short), float)) > _SLOW_SECONDS
+        if partner >= world.size:
+            seconds = [short for _ in _SWAPS]
+        elif is_slow:
+            seconds = [_swaps_after_pauses(exchange, partner, nbytes) for nbytes in _SWAPS]
+        else:
+            seconds = [short, *(_pairs_of_swaps(exchange, partner, nbytes) for nbytes in longer)]
+        times.append([statistics.median(row) for row in seconds])
+        # Distances are measured one after the other, on all ranks.
+        world.allgather_object(distance, int)
     times.append([_spread_seconds(exchange) if exchange.spread_peers > 1 else 0.0])
     allreduce(min(_ALLREDUCES["float32"]), "float32")  # opens the connections
     times += [_allreduce_seconds(allreduce, values) for values in _ALLREDUCES]
@@ -162,22 +167,23 @@ def fit_gap(one: float, many: float, messages: int, on_the_wire: float) -> float
     return max(0.0, (many - one) / (messages - 1) - on_the_wire)
 
 
-def _swap_seconds(
-    exchange: Exchange, partner: int, nbytes: int, pairs: int, *, is_slow: bool
-) -> float:
-    """Returns the median seconds of swaps after pauses, or else over pairs of consecutive swaps.
+def _pairs_of_swaps(exchange: Exchange, partner: int, nbytes: int) -> list[float]:
+    """Returns the mean seconds of a swap for each pair of consecutive swaps.
 
     Of two ranks out of step one finds every other message there already: it waits for a round trip,
     then not at all.
     """
-    if is_slow:
-        seconds = []
-        for _ in range(_SWAPS_AFTER_PAUSES):
-            time.sleep(_PAUSE_SECONDS)
-            seconds += exchange.swap(partner, nbytes, 1)
-        return statistics.median(seconds)
-    seconds = exchange.swap(partner, nbytes, 2 * pairs)
-    return statistics.median(map(statistics.fmean, zip(seconds[::2], seconds[1::2], strict=True)))
+    seconds = exchange.swap(partner, nbytes, 2 * _SWAPS[nbytes])
+    return [statistics.fmean(pair) for pair in zip(seconds[::2], seconds[1::2], strict=True)]
+
+
+def _swaps_after_pauses(exchange: Exchange, partner: int, nbytes: int) -> list[float]:
+    """Returns the seconds of swaps each of which follows a pause."""
+    seconds = []
+    for _ in range(_SWAPS_AFTER_PAUSES):
+        time.sleep(_PAUSE_SECONDS)
+        seconds += exchange.swap(partner, nbytes, 1)
+    return seconds
 
 
 def _spread_seconds(exchange: Exchange) -> float:

@@ -203,6 +203,21 @@ def test_ranks_out_of_step_find_the_latency_and_after_pauses_the_round_trip(
     assert pauses.count(0.4) == (9 if latency > 0.0025 else 0)
 
 
+def test_a_partner_that_comes_late_makes_no_network_slow(monkeypatch):
+    def swap(exchange, partner, nbytes, repetitions):
+        return [1.0] + [1e-4 + 1e-9 * nbytes] * (repetitions - 1)
+
+    pauses = []
+    monkeypatch.setattr(measure.time, "sleep", pauses.append)
+    monkeypatch.setattr(Exchange, "swap", swap)
+    exchange = Exchange.over_loopback(_core.LoopbackWorld(2), 0)
+    world = World(0, 2)
+    object.__setattr__(world, "allgather_object", lambda thing, kind: [thing])
+    link = measure_network(exchange, world, lambda nbytes, values: 1e-3).link
+    assert link.alpha == pytest.approx(1e-4)
+    assert 0.4 not in pauses
+
+
 def test_a_gap_is_what_a_message_adds_beside_others_without_its_bytes():
     assert fit_gap(5e-5, 5e-5 + 14 * 9e-6, 15, on_the_wire=8e-6) == pytest.approx(1e-6)
     assert fit_gap(5e-5, 4e-5, 15, on_the_wire=0.0) == 0  # the first swap waited for others
