@@ -130,18 +130,20 @@ class TcpCommunicator final : public LifelineCommunicator {
   }
 
   /// Returns the streams with a peer, one for each connection.
-  std::deque<TcpStream>& StreamsWith(int peer) {
+  std::vector<TcpStream>& StreamsWith(int peer) {
     auto& streams = streams_[static_cast<std::size_t>(peer)];
-    for (int index = 0; streams.size() < static_cast<std::size_t>(connections_); ++index) {
-      streams.emplace_back(rank_, peer, index, connections_);
+    const auto count = static_cast<std::size_t>(connections_);
+    streams.reserve(count);  // so that pointers to them stay valid
+    while (streams.size() < count) {
+      streams.emplace_back(rank_, peer, static_cast<int>(streams.size()), connections_);
     }
     return streams;
   }
 
   /// Returns the streams with a peer, which become part of the transfer.
-  std::deque<TcpStream>& StreamsTo(int peer) {
+  std::vector<TcpStream>& StreamsTo(int peer) {
     if (requested_.insert(peer).second) rendezvous_.Request(peer);
-    std::deque<TcpStream>& streams = StreamsWith(peer);
+    std::vector<TcpStream>& streams = StreamsWith(peer);
     for (TcpStream& stream : streams) {
       if (stream.idle()) active_.push_back(&stream);
     }
@@ -264,8 +266,8 @@ class TcpCommunicator final : public LifelineCommunicator {
 
   const int rank_, connections_;
   const WaitLimits limits_;
-  std::vector<std::deque<TcpStream>> streams_;  // by peer; none until one is needed
-  std::set<int> requested_;                     // peers with whom connections were requested
+  std::vector<std::vector<TcpStream>> streams_;  // by peer; none until one is needed
+  std::set<int> requested_;                      // peers with whom connections were requested
   TcpRendezvous rendezvous_;
   std::string broken_;  // the error after which nothing more can be sent
   std::optional<Clock::time_point> verdict_due_;

@@ -18,7 +18,7 @@ MOST = {
     "csrc/base": 421,
     "csrc/bindings": 1696,
     "csrc/collectives": 1624,
-    "csrc/comm": 2997,
+    "csrc/comm": 2999,
     "csrc/cuda": 5304,
     "csrc/devices": 140,
     "csrc/exchange": 3501,
