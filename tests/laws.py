@@ -87,6 +87,7 @@ class Rank:
     values: str = "float32"
     slack: float = 1.0
     scale: float = 1.0
+    bad_ranks: int = 1
     nodes_first: bool = False
     momentum: float = 0.0
     device: str = CPU
@@ -108,7 +109,11 @@ class Rank:
             max_ks=self.ks,
             sparsifier=EVERY_SPARSIFIER[self.sparsifier],
             collective=self.collective,
-            collective_options={"slack": self.slack, "scale": self.scale},
+            collective_options={
+                "slack": self.slack,
+                "scale": self.scale,
+                "bad_ranks": self.bad_ranks,
+            },
             indices="packed" if self.packed else "plain",
             values=self.values,
             device=self.device,

@@ -77,6 +77,10 @@ void BindExchange(py::module_& m) {
                     "Entries asked for (the sum of k over its segments).")
       .def_readonly("selected", &BucketStats::selected, "Entries that this rank selected.")
       .def_readonly("reduced", &BucketStats::reduced, "Entries of the sum, the same on every rank.")
+      .def_readonly("averaged", &BucketStats::averaged,
+                    "Entries that this rank averaged by a rule that bears bad ranks; 0 without.")
+      .def_readonly("left_out", &BucketStats::left_out,
+                    "By rank, how many of them its values did not go into.")
       .def_readonly("bytes_sent", &BucketStats::bytes_sent,
                     "Bytes that this rank sent, as coded, headers included.")
       .def_readonly("bytes_received", &BucketStats::bytes_received,

@@ -37,8 +37,22 @@ std::int64_t BucketSpec::MaxAsked() const {
 }
 
 bool SumsNodes(const std::string& collective, bool nodes_first, int size, int local_size) {
-  if (FindCollective(collective).IsSparse()) return nodes_first;
-  return 1 < local_size && local_size < size;
+  const Collective& one = FindCollective(collective);
+  if (one.IsSparse()) return nodes_first;
+  return one.rule == nullptr && 1 < local_size && local_size < size;
+}
+
+Aggregation AggregationOf(const BucketSpec& spec) {
+  return {FindCollective(spec.collective).rule,
+          static_cast<int>(spec.collective_options.bad_ranks)};
+}
+
+void CheckRanks(const BucketSpec& spec, int size) {
+  const auto [rule, bad] = AggregationOf(spec);
+  if (rule == nullptr || size == 1) return;
+  Require(rule->LeastRanks(bad) <= size, "bucket '", spec.name, "': bad_ranks of ", rule->name,
+          " must be at most ", (size - rule->more) / rule->factor, " between ", size, " ranks (",
+          rule->factor, " bad_ranks + ", rule->more, " ranks at least), got ", bad);
 }
 
 void CheckSpec(const BucketSpec& spec) {

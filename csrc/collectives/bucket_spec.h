@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "csrc/base/types.h"
+#include "csrc/collectives/robust_average.h"
 #include "csrc/collectives/sparse_allreduce.h"
 #include "csrc/sparsifiers/sparsifier.h"
 #include "csrc/wire/wire_format.h"
@@ -56,8 +57,15 @@ struct Launch {
 };
 
 /// Returns true if nodes are summed first among `size` ranks with `local_size` on each node, by a
-/// dense sum only if there are several nodes of several ranks.
+/// dense sum only if there are several nodes of several ranks. A rule never does: the sum of a node
+/// would hide its bad ranks.
 bool SumsNodes(const std::string& collective, bool nodes_first, int size, int local_size);
+
+/// Returns the rule by which a dense bucket is averaged, if there is one.
+Aggregation AggregationOf(const BucketSpec& spec);
+
+/// Throws InvalidArgument if a rule needs more ranks. A rank alone needs no rule.
+void CheckRanks(const BucketSpec& spec, int size);
 
 /// Throws InvalidArgument if the numbers do not fit together.
 void CheckSpec(const BucketSpec& spec);

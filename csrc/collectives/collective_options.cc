@@ -18,6 +18,7 @@ struct Option {
 constexpr Option kOptions[] = {
     {"slack", &CollectiveOptions::slack, 1, HUGE_VAL},
     {"sums", &CollectiveOptions::sums, 1, HUGE_VAL},
+    {"bad_ranks", &CollectiveOptions::bad_ranks, 1, 1 << 20},
     {"scale", &CollectiveOptions::scale, 1, 2},
 };
 

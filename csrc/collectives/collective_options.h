@@ -12,7 +12,8 @@ namespace hvd_sparse {
 struct CollectiveOptions {
   double slack = 1;  ///< gtopk keeps slack * k entries in the rounds before the last; at least 1
   double sums = 12;  ///< shard_topk sends on the sums * k largest sums of all; at least 1
-  double scale = 1;  ///< of ternary values, in [1, 2): larger ones send more zeros
+  double bad_ranks = 1;  ///< that a rule bears, see aggregation_rule.h; below 2^20
+  double scale = 1;      ///< of ternary values, in [1, 2): larger ones send more zeros
 
   /// Converts options by name. Throws InvalidArgument if there is none of a name.
   static CollectiveOptions From(const std::map<std::string, double>& by_name);

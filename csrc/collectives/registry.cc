@@ -6,14 +6,20 @@
 namespace hvd_sparse {
 
 const std::vector<Collective>& AllCollectives() {
-  static const std::vector<Collective> all = {
-      // name, delivers_all, has_owners, trims, run
-      {"allgather", true, false, false, RunAllgather},
-      {"gtopk", false, false, true, RunGTopK},
-      {"recursive_doubling", true, false, false, RunRecursiveDoubling},
-      {"shard_sum", true, false, false, nullptr},
-      {"shard_topk", false, true, false, RunShardTopK},
-  };
+  static const std::vector<Collective> all = [] {
+    std::vector<Collective> collectives = {
+        // name, delivers_all, has_owners, trims, run
+        {"allgather", true, false, false, RunAllgather},
+        {"gtopk", false, false, true, RunGTopK},
+        {"recursive_doubling", true, false, false, RunRecursiveDoubling},
+        {"shard_sum", true, false, false, nullptr},
+        {"shard_topk", false, true, false, RunShardTopK},
+    };
+    for (const AggregationRule& rule : AllRules()) {
+      collectives.push_back({rule.name, true, false, false, nullptr, &rule});
+    }
+    return collectives;
+  }();
   return all;
 }
 

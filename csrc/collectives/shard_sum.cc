@@ -15,17 +15,36 @@ constexpr std::int64_t kPieceNumel = std::int64_t{64} * 1024;
 /// The fewest entries of a chunk: with shorter ones, handing them over takes longer than the rest.
 constexpr std::int64_t kLeastChunk = std::int64_t{16} * 1024;
 
+/// The fewest entries of a piece of which there is a row for each rank.
+constexpr std::int64_t kLeastRow = 4096;
+
 std::int64_t DivideUp(std::int64_t numerator, std::int64_t denominator) {
   return (numerator + denominator - 1) / denominator;
+}
+
+/// Returns the entries of a piece of which a row for each rank fits the second-level cache.
+std::int64_t NumelOfRows(int ranks) {
+  return std::max(kLeastRow, kPieceNumel / ranks / kLeastRow * kLeastRow);
+}
+
+std::unique_ptr<RobustAverage> RobustAverageOf(Aggregation aggregation, int size) {
+  const bool is_sum = aggregation.rule == nullptr || size == 1;
+  return is_sum ? nullptr : std::make_unique<RobustAverage>(aggregation, size);
 }
 
 }  // namespace
 
 ShardSum::ShardSum(std::int64_t numel, const std::vector<std::int64_t>& cuts, DenseFormat format,
-                   int rank, int size, std::unique_ptr<DenseWork> work)
-    : numel_(numel), format_(format), rank_(rank), size_(size), work_(std::move(work)) {
+                   int rank, int size, std::unique_ptr<DenseWork> work, Aggregation aggregation)
+    : numel_(numel),
+      format_(format),
+      rank_(rank),
+      size_(size),
+      work_(std::move(work)),
+      robust_(RobustAverageOf(aggregation, size)) {
   const std::int64_t longest = DivideUp(numel, size);
   const std::int64_t peers = std::max(1, size - 1);
+  const std::int64_t piece_numel = robust_ == nullptr ? kPieceNumel : NumelOfRows(size);
   const std::int64_t share =
       kRoundBytes / peers * kPieceNumel / MostCodeBytes(format.values, kPieceNumel);
   chunk_numel_ = std::max(kLeastChunk, share / kLeastChunk * kLeastChunk);
@@ -43,7 +62,7 @@ ShardSum::ShardSum(std::int64_t numel, const std::vector<std::int64_t>& cuts, De
       Range left = Overlap(shard, {begin, begin + chunk_numel_});
       while (left.size() > 0) {
         while (cut != cuts.end() && *cut <= left.begin) ++cut;
-        std::int64_t end = std::min(left.end, left.begin + kPieceNumel);
+        std::int64_t end = std::min(left.end, left.begin + piece_numel);
         if (cut != cuts.end()) end = std::min(end, *cut);
         const Range range{left.begin, end};
         pieces_.push_back({range, owner == rank ? range.begin - shard.begin : bytes});
@@ -55,7 +74,14 @@ ShardSum::ShardSum(std::int64_t numel, const std::vector<std::int64_t>& cuts, De
   first_piece_.push_back(pieces_.size());
   message_at_.push_back(bytes);
   taken_.resize(pieces_.size());
+  parts_.resize(static_cast<std::size_t>(KeepsParts() ? chunks_ : std::min(chunks_, kSlots)));
+  if (KeepsParts()) {
+    distances_ = std::make_unique<ShardSum>(static_cast<std::int64_t>(size) * (size - 1) / 2,
+                                            std::vector<std::int64_t>(), DenseFormat(), rank, size);
+  }
 }
+
+bool ShardSum::KeepsParts() const { return robust_ != nullptr && robust_->ChoosesRanks(); }
 
 Range ShardSum::Shard(int owner) const { return ShardOf(numel_, owner, size_); }
 
@@ -88,8 +114,14 @@ void ShardSum::Prepare() {
   std::int64_t most = 0;
   for (int chunk = 0; chunk < chunks_; ++chunk) most = std::max(most, MostBytes(rank_, chunk));
   const auto ranks = static_cast<std::size_t>(size_);
+  for (std::vector<Buffer>& parts : parts_) {
+    parts.resize(ranks);
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer != rank_) parts[static_cast<std::size_t>(peer)].Reserve(most);
+    }
+  }
+  if (distances_ != nullptr) distances_->Prepare();
   for (int slot = 0; slot < std::min(chunks_, kSlots); ++slot) {
-    parts_[slot].resize(ranks);
     sums_[slot].resize(ranks);
     own_sum_[slot].Reserve(most);
     for (int peer = 0; peer < size_; ++peer) {
@@ -99,7 +131,6 @@ void ShardSum::Prepare() {
       for (int chunk = slot; chunk < chunks_; chunk += kSlots) {
         longest = std::max(longest, MostBytes(peer, chunk));
       }
-      parts_[slot][at].Reserve(most);
       sums_[slot][at].Reserve(longest);
     }
   }

@@ -16,6 +16,12 @@
 ///
 ///     the values of all ranks before = the sum + the values of all ranks after, exactly
 ///
+/// In place of the sum, an owner may average its shard by a rule that bad ranks cannot steer
+/// (aggregation_rule.h); the result is the average times P. Then the law does not hold: what was
+/// left out, and the rounding error of the average, is gone. A rule that chooses ranks by their
+/// distances needs all of them first: owners sum these, in one more small shard sum, between the
+/// two halves.
+///
 /// Chunks that overlap: Wang et al., "Efficient communications in training large scale neural
 /// networks", 2016, https://arxiv.org/abs/1611.04255 (Linear Pipelining), whose chain became P
 /// shards here.
@@ -29,6 +35,7 @@
 
 #include "csrc/base/buffer.h"
 #include "csrc/base/types.h"
+#include "csrc/collectives/robust_average.h"
 #include "csrc/collectives/sparse_allreduce.h"
 #include "csrc/wire/dense_work.h"
 
@@ -48,7 +55,8 @@ class ShardSum {
   /// Equal on all ranks, but for `rank` and `work`, that of the device where the values lie. No
   /// values on both sides of one of the `cuts`, which ascend, share a scale.
   ShardSum(std::int64_t numel, const std::vector<std::int64_t>& cuts, DenseFormat format, int rank,
-           int size, std::unique_ptr<DenseWork> work = NewCpuDenseWork());
+           int size, std::unique_ptr<DenseWork> work = NewCpuDenseWork(),
+           Aggregation aggregation = {});
 
   /// The bucket is taken piece by piece: a piece is coded on its own, and stays in the cache.
   std::size_t pieces() const { return pieces_.size(); }
@@ -75,6 +83,12 @@ class ShardSum {
   /// Undoes the step: returns all that was taken to what was left of it, bit for bit.
   void PutBack(Span<float> values);
 
+  /// The averages that this rank forms; null if it adds up.
+  const RobustAverage* robust() const { return robust_.get(); }
+
+  /// Entries of the own shard.
+  std::int64_t OwnNumel() const { return Shard(rank_).size(); }
+
   /// The work on the values' memory, which writes sums in a Write.
   DenseWork& work() { return *work_; }
 
@@ -90,6 +104,8 @@ class ShardSum {
     std::int64_t room_at = 0;  // for its longest code in codes(); of the own shard: in own()
   };
 
+  /// True if all parts of the own shard are kept: ranks are chosen before one is averaged.
+  bool KeepsParts() const;
   Range Shard(int owner) const;
   bool IsOwn(const Piece& piece) const;
   std::int64_t TakeAll();
@@ -102,15 +118,19 @@ class ShardSum {
   const int rank_, size_;
   int chunks_ = 0;
   std::int64_t chunk_numel_ = 0;
-  std::vector<Piece> pieces_;              // by owner, then by chunk
-  std::vector<std::size_t> first_piece_;   // of each owner and chunk, and past the last one
-  std::vector<std::int64_t> message_at_;   // likewise, in codes(); its header comes first
-  const std::unique_ptr<DenseWork> work_;  // codes(): all messages to owners
+  std::vector<Piece> pieces_;                    // by owner, then by chunk
+  std::vector<std::size_t> first_piece_;         // of each owner and chunk, and past the last one
+  std::vector<std::int64_t> message_at_;         // likewise, in codes(); its header comes first
+  const std::unique_ptr<DenseWork> work_;        // codes(): all messages to owners
+  const std::unique_ptr<RobustAverage> robust_;  // null: the sum
+  std::unique_ptr<ShardSum> distances_;          // summed over all shards, if ranks are chosen
   std::vector<DensePiece> taken_;  // pieces of this step; codes are moved before they are sent
 
   // Memory of messages, by chunk modulo kSlots, since that many are in flight: from each rank its
-  // part of the own shard, and its own shard's sum; and the sum for all ranks.
-  std::vector<Buffer> parts_[kSlots], sums_[kSlots];
+  // part of the own shard, and its own shard's sum; and the sum for all ranks. Parts are kept until
+  // ranks are chosen.
+  std::vector<std::vector<Buffer>> parts_;
+  std::vector<Buffer> sums_[kSlots];
   Buffer own_sum_[kSlots];
 };
 

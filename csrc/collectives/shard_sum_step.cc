@@ -28,6 +28,9 @@ constexpr std::uint32_t kMagic = 0x55535648u;
 /// Transfers begin and end in one order on all ranks: a chunk's sum is sent, and a further chunk
 /// goes to the owners, when the first transfer has ended that was waited for while it was added up.
 /// So the links always have a transfer that follows.
+///
+/// Where a rule chooses ranks, chunks of the own shard are compared as they arrive; then the owners
+/// exchange distances, and average and send one chunk after the other.
 class ShardSum::Step {
  public:
   Step(ShardSum* sum, Span<float> values, const Write& write, BlockHeader* identity,
@@ -35,6 +38,8 @@ class ShardSum::Step {
       : sum_(*sum), values_(values), write_(write), identity_(*identity), ctx_(*ctx) {
     identity_.magic = kMagic;
     identity_.values = static_cast<std::uint8_t>(sum_.format_.values);
+    if (robust_ != nullptr) robust_->Begin();
+    part_bytes_.resize(sum_.parts_.size());
   }
 
   void Run() {
@@ -45,16 +50,21 @@ class ShardSum::Step {
     for (int chunk = 0; chunk < kSlots; ++chunk) SendParts(chunk);
     for (;;) {
       if (flights_.empty()) Join();  // which may send the last sums
-      if (flights_.empty()) return;
+      if (flights_.empty()) break;
       const Flight landed = Land();
       if (!landed.is_last) continue;
       Join();
-      Beside(landed.half, landed.chunk);
+      Beside(landed.half == Half::kSums ? Work::kWrite : begins_with_, landed.chunk);
+    }
+    if (sum_.KeepsParts()) {
+      ChooseRanks();
+      AverageInTurn();
     }
   }
 
  private:
-  enum class Half { kParts, kSums };  // to the owners, and from them
+  enum class Half { kParts, kSums };             // to the owners, and from them
+  enum class Work { kCompare, kAddUp, kWrite };  // on a chunk, beside the messages
 
   /// A transfer of a chunk, with some of the peers.
   struct Flight {
@@ -66,22 +76,48 @@ class ShardSum::Step {
   };
 
   /// Starts the work on a chunk that has arrived.
-  void Beside(Half half, int chunk) {
-    added_up_ = half == Half::kParts ? chunk : -1;
-    beside_ = std::async(std::launch::async, [this, half, chunk] {
+  void Beside(Work work, int chunk) {
+    work_ = work;
+    chunk_ = chunk;
+    beside_ = std::async(std::launch::async, [this, work, chunk] {
       const AloneInThread alone;  // the framework computes meanwhile
-      half == Half::kParts ? AddUp(chunk) : WriteSums(chunk);
+      if (work == Work::kCompare) Compare(chunk);
+      if (work == Work::kAddUp) AddUp(chunk);
+      if (work == Work::kWrite) WriteSums(chunk);
     });
   }
 
-  /// Waits for the work beside the messages, and sends what it made.
+  /// Waits for the work beside the messages, and sends what it made, or makes room for.
   void Join() {
     if (!beside_.valid()) return;
     beside_.get();
     if (overflows_) identity_.verdict.Note(Verdict::Overflow());
-    if (added_up_ == -1) return;
-    SendSum(added_up_);
-    SendParts(added_up_ + kSlots);
+    if (work_ == Work::kAddUp) SendSum(chunk_);
+    if (work_ == begins_with_) SendParts(chunk_ + kSlots);
+  }
+
+  /// Chooses the ranks whose values are averaged: by their distances, summed over all shards.
+  void ChooseRanks() {
+    std::vector<float> distances = robust_->DistancesInShard();
+    const auto keep = [&](Range range, Span<const float> sums) {
+      std::copy(sums.begin(), sums.end(), distances.begin() + range.begin);
+    };
+    sum_.distances_->Take(distances);
+    sum_.distances_->Run(distances, keep, &identity_, &ctx_);
+    robust_->Choose(distances);
+  }
+
+  /// Averages all chunks of the own shard, and writes those of the others: while a chunk is in
+  /// flight, the one before it is written, and the next one averaged.
+  void AverageInTurn() {
+    for (int chunk = 0; chunk <= sum_.chunks_; ++chunk) {
+      if (chunk < sum_.chunks_) Beside(Work::kAddUp, chunk);
+      while (chunk > 0 && !Land().is_last) {
+      }
+      Join();
+      if (chunk > 0) Beside(Work::kWrite, chunk - 1);
+      Join();
+    }
   }
 
   /// Sends each owner its part of a chunk, if there is such a chunk.
@@ -103,7 +139,8 @@ class ShardSum::Step {
   template <typename Message>
   void Send(Half half, int chunk, const Message& message) {
     const int rank = sum_.rank_, size = sum_.size_;
-    std::vector<Buffer>& memory = (half == Half::kParts ? sum_.parts_ : sum_.sums_)[chunk % kSlots];
+    std::vector<Buffer>& memory =
+        half == Half::kParts ? sum_.parts_[SlotOf(chunk)] : sum_.sums_[chunk % kSlots];
     for (int first = 1; first < size; first += kMessagesAtOnce) {
       const int end = std::min(size, first + kMessagesAtOnce);
       Flight& flight = flights_.emplace_back(Flight{half, chunk, end == size, {}, {}});
@@ -124,13 +161,19 @@ class ShardSum::Step {
     ctx_.Wait();
     Flight flight = std::move(flights_.front());
     flights_.pop_front();
-    auto& bytes = (flight.half == Half::kParts ? part_bytes_ : sum_bytes_)[flight.chunk % kSlots];
+    auto& bytes = flight.half == Half::kParts ? part_bytes_[SlotOf(flight.chunk)]
+                                              : sum_bytes_[flight.chunk % kSlots];
     bytes.resize(static_cast<std::size_t>(sum_.size_));
     for (const Incoming& one : flight.in) {
       Check(one, ShardIn(flight.half, one.peer), flight.chunk);
       bytes[static_cast<std::size_t>(one.peer)] = one.bytes;
     }
     return flight;
+  }
+
+  /// Returns the place of a chunk's parts.
+  std::size_t SlotOf(int chunk) const {
+    return static_cast<std::size_t>(chunk) % sum_.parts_.size();
   }
 
   /// Returns the owner of the shard in a message of `peer`.
@@ -203,25 +246,45 @@ class ShardSum::Step {
     });
   }
 
-  /// Adds up a chunk of the own shard in rank order, codes the sum for all ranks, and writes what
-  /// these will read.
-  void AddUp(int chunk) {
-    const int rank = sum_.rank_, size = sum_.size_;
+  /// Returns the codes of a chunk of the own shard, by rank; this rank has none.
+  std::vector<Reader> PartsOf(int chunk) const {
     std::vector<Reader> readers;
-    for (int peer = 0; peer < size; ++peer) {
-      if (peer == rank) {
+    for (int peer = 0; peer < sum_.size_; ++peer) {
+      if (peer == sum_.rank_) {
         readers.push_back({peer, {}});
         continue;
       }
       const auto at = static_cast<std::size_t>(peer);
       readers.push_back(
-          ReaderOf(peer, sum_.parts_[chunk % kSlots][at], part_bytes_[chunk % kSlots][at]));
+          ReaderOf(peer, sum_.parts_[SlotOf(chunk)][at], part_bytes_[SlotOf(chunk)][at]));
     }
+    return readers;
+  }
+
+  /// Adds the distances between all ranks' values in a chunk of the own shard.
+  void Compare(int chunk) {
+    std::vector<Reader> readers = PartsOf(chunk);
+    for (const Piece& piece : sum_.PiecesOf(sum_.rank_, chunk)) {
+      ReadRows(&readers, piece);
+      robust_->Compare();
+    }
+  }
+
+  /// Adds up a chunk of the own shard in rank order, or averages it, codes the sum for all ranks,
+  /// and writes what these will read.
+  void AddUp(int chunk) {
+    const int rank = sum_.rank_, size = sum_.size_;
+    std::vector<Reader> readers = PartsOf(chunk);
     DenseWork& work = *sum_.work_;
     std::int64_t filled = kHeaderBytes;
     for (const Piece& piece : sum_.PiecesOf(rank, chunk)) {
       const Span<float> sums = work.Sums(piece.range.size());
-      for (Reader& reader : readers) AddPart(&reader, work.own() + piece.room_at, sums);
+      if (robust_ == nullptr) {
+        for (Reader& reader : readers) AddPart(&reader, work.own() + piece.room_at, sums);
+      } else {
+        ReadRows(&readers, piece);
+        robust_->Average(sums);
+      }
       if (!AreFinite(sums.data, sums.size)) {
         overflows_ = true;
         std::fill(sums.begin(), sums.end(), 0.0f);
@@ -234,13 +297,28 @@ class ShardSum::Step {
       std::int64_t not_carried = 0;
       const std::int64_t bytes = TakeCoded(sum_.format_, sums, code, &not_carried);
       if (not_carried > 0) overflows_ = true;
-      work.Keep(sums, values_.Sub(piece.range.begin, piece.range.size()));
+      if (robust_ == nullptr) {  // else the error of the average is dropped
+        work.Keep(sums, values_.Sub(piece.range.begin, piece.range.size()));
+      }
       DecodeInto(sum_.format_.values, {code, bytes}, sums);
       write_(piece.range, sums);
       filled += bytes;
     }
     for (const Reader& reader : readers) RequireAtEnd(reader);
     own_sum_bytes_[chunk % kSlots] = filled;
+  }
+
+  /// Reads every rank's values of a piece.
+  void ReadRows(std::vector<Reader>* readers, const Piece& piece) {
+    for (Reader& reader : *readers) {
+      const Span<float> row = robust_->Row(reader.peer, piece.range.size());
+      if (reader.peer == sum_.rank_) {
+        std::copy_n(sum_.work_->own() + piece.room_at, row.size, row.data);
+        continue;
+      }
+      ctx_.Reading(reader.peer,
+                   [&] { reader.Skip(DecodeInto(sum_.format_.values, reader.codes, row)); });
+    }
   }
 
   /// Adds a rank's part of a piece to the sum, or begins with it if the rank is the first.
@@ -282,11 +360,16 @@ class ShardSum::Step {
   BlockHeader& identity_;
   CollectiveContext& ctx_;
 
-  std::deque<Flight> flights_;                                        // transfers that have begun
-  std::vector<std::int64_t> part_bytes_[kSlots], sum_bytes_[kSlots];  // received from each rank
+  RobustAverage* const robust_ = sum_.robust_.get();
+  const Work begins_with_ = sum_.KeepsParts() ? Work::kCompare : Work::kAddUp;
+
+  std::deque<Flight> flights_;                         // transfers that have begun
+  std::vector<std::vector<std::int64_t>> part_bytes_;  // received from each rank, by slot
+  std::vector<std::int64_t> sum_bytes_[kSlots];
   std::int64_t own_sum_bytes_[kSlots] = {};
   bool overflows_ = false;
-  int added_up_ = -1;         // the chunk that is being added up beside the messages, if any
+  Work work_ = Work::kWrite;  // beside the messages, and its chunk
+  int chunk_ = 0;
   std::future<void> beside_;  // last: it uses the others
 };
 

@@ -12,6 +12,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/base/sparse_block.h"
+#include "csrc/collectives/aggregation_rule.h"
 #include "csrc/collectives/collective_options.h"
 #include "csrc/collectives/dense_block.h"
 #include "csrc/comm/communicator.h"
@@ -192,6 +193,8 @@ struct Collective {
   /// survived bit if this rank's own value is part of the sum. header().verdict is the worst of
   /// all ranks. Null if all entries are summed (see shard_sum.h).
   void (*run)(SparseBlock* block, CollectiveContext& ctx);
+  /// The rule that takes the place of the sum of all entries; null if they are added up.
+  const AggregationRule* rule = nullptr;
 
   /// True if it takes selected blocks.
   bool IsSparse() const { return run != nullptr; }

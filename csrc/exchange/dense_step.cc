@@ -28,7 +28,7 @@ DenseFormat FormatOf(const BucketSpec& spec) {
 DenseStep::DenseStep(StepRecord* record, NodePlace place, Range summed)
     : StepByCalls(record),
       sum_(summed.size(), CutsOf(record->spec, summed), FormatOf(record->spec), place.node,
-           place.nodes, DenseWorkFor(record->spec.device)),
+           place.nodes, DenseWorkFor(record->spec.device), AggregationOf(record->spec)),
       begins_{0} {
   for (const std::int64_t numel : record->spec.gradient_numels) {
     begins_.push_back(begins_.back() + numel);
@@ -68,11 +68,13 @@ void DenseStep::Write(Range range, Span<const float> sums, Range owned, Span<flo
   const Launch& launch = record_.launch;
   const float loss_scale = 1.0f / (launch.output_scale * static_cast<float>(owners));
   ForEachGradient(range, [&](std::size_t gradient, Range part) {
-    const bool is_own = owned.begin <= part.begin && part.end <= owned.end;
-    sum_.work().Write({sums.Sub(part.begin - range.begin, part.size()), launch.output_scale,
-                       launch.gradients[gradient].Sub(part.begin - begins_[gradient], part.size()),
-                       is_own ? residual.Sub(part.begin - owned.begin, part.size()) : Span<float>(),
-                       part.begin, loss_scale});
+    const bool keeps_error =
+        sum_.robust() == nullptr && owned.begin <= part.begin && part.end <= owned.end;
+    sum_.work().Write(
+        {sums.Sub(part.begin - range.begin, part.size()), launch.output_scale,
+         launch.gradients[gradient].Sub(part.begin - begins_[gradient], part.size()),
+         keeps_error ? residual.Sub(part.begin - owned.begin, part.size()) : Span<float>(),
+         part.begin, loss_scale});
   });
 }
 
@@ -95,6 +97,9 @@ void DenseStep::Finish(Verdict verdict) {
   record_.stats.settle_begin = SteadySeconds();
   record_.verdict = verdict;
   record_.stats.reduced = record_.numel;
+  if (sum_.robust() == nullptr) return;
+  record_.stats.averaged = sum_.OwnNumel();
+  record_.stats.left_out = sum_.robust()->left_out();
 }
 
 void DenseStep::PutBack(const Kernels& /*kernels*/) { sum_.PutBack(record_.launch.residual); }

@@ -27,6 +27,8 @@ struct BucketStats {
   std::int64_t asked = 0;     ///< entries: the sum of the ks
   std::int64_t selected = 0;  ///< entries that this rank sent
   std::int64_t reduced = 0;   ///< entries of the sum
+  std::int64_t averaged = 0;  ///< entries that this rank averaged by a rule that bears bad ranks
+  std::vector<std::int64_t> left_out;  ///< by rank, those of them that its values did not go into
   std::int64_t bytes_sent = 0;
   std::int64_t bytes_received = 0;
   double select_seconds = 0;    ///< accumulate and select

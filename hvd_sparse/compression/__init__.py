@@ -5,7 +5,7 @@
     LAGS(wire="int4", layers=Layers(min_numel=1))  with an option of a part
 
 Presets: LAGS, GTopK, GaussianK, TopK, SBC, Dense, ThreeLC. Parts: Warmup, Collective, Adaptive,
-Layers, Wire, Feedback, LocalSteps with Outer and AdaComm.
+Layers, Wire, Feedback, RobustAverage, LocalSteps with Outer and AdaComm.
 """
 
 from hvd_sparse.compression.base import Compression
@@ -15,6 +15,7 @@ from hvd_sparse.compression.parts import (
     Collective,
     Feedback,
     Layers,
+    RobustAverage,
     Warmup,
     Wire,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "Layers",
     "LocalSteps",
     "Outer",
+    "RobustAverage",
     "ThreeLC",
     "TopK",
     "Warmup",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hvd_sparse import _core
 from hvd_sparse.errors import InvalidArgumentError
 
-# The core's own dense sum: every entry is sent.
+# The core's own dense sum: every entry is sent, and added up by the owner of its shard.
 SHARD_SUM = "shard_sum"
 
 _FACTS = {facts.name: facts for facts in _core.collective_facts()}
@@ -13,6 +13,14 @@ _FACTS = {facts.name: facts for facts in _core.collective_facts()}
 # Those that take selected entries, by name, with the guarantees that each one's class states in
 # csrc/collectives/collectives.h.
 COLLECTIVES = {name: facts for name, facts in _FACTS.items() if facts.is_sparse}
+
+
+# Those by which owners average all entries, in place of the sum; see
+# csrc/collectives/aggregation_rule.h.
+RULES = tuple(name for name, facts in _FACTS.items() if facts.is_rule)
+
+# All that send every entry.
+DENSE_COLLECTIVES = (SHARD_SUM, *RULES)
 
 
 def find_collective(name: object) -> _core.CollectiveFacts:

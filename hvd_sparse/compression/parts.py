@@ -15,7 +15,7 @@ from hvd_sparse.compression.checks import (
     checked_density,
     checked_number,
 )
-from hvd_sparse.compression.collectives import COLLECTIVES
+from hvd_sparse.compression.collectives import COLLECTIVES, RULES
 from hvd_sparse.errors import InvalidArgumentError
 
 # The value of an option that is chosen for the user.
@@ -168,6 +168,40 @@ class Wire(Part):
     def __post_init__(self) -> None:
         checked_choice("Wire values", self.values, (AUTO, *VALUES))
         checked_choice("Wire indices", self.indices, (AUTO, *INDICES))
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RobustAverage(Part):
+    """An average that ranks with finite but wrong gradients cannot steer, in place of the mean.
+
+    Args:
+        rule: With n ranks and f of them bad: "median": of the n values of each entry, for
+            n >= 2 f + 1. "trimmed_mean": without the f least and the f largest of these, for
+            n >= 2 f + 1. "krum": the gradient of the rank that is nearest to its n - f - 2 nearest
+            others; "multi_krum": the mean of the n - f - 2 best such ranks; both for n >= 2 f + 3.
+            "bulyan": the mean of the n - 4 f values of each entry that are nearest to their median,
+            among n - 2 f ranks that krum chooses, for n >= 4 f + 3. Distances are those of a
+            bucket's gradients.
+        bad_ranks: f, the number of bad ranks that the average bears, at least 1.
+
+    Raises:
+        InvalidArgumentError: An argument lies outside its limits.
+
+    References:
+        Yin et al., ICML 2018, https://arxiv.org/abs/1803.01498 (median, trimmed mean). Blanchard et
+        al., NeurIPS 2017, https://arxiv.org/abs/1703.02757 (Krum). El Mhamdi et al., ICML 2018,
+        https://arxiv.org/abs/1802.07927 (Bulyan). Damaskinos et al., AggregaThor, MLSys 2019.
+    """
+
+    rule: str
+    bad_ranks: int = 1
+
+    always_shown: ClassVar[tuple[str, ...]] = ("rule",)
+
+    def __post_init__(self) -> None:
+        checked_choice("RobustAverage rule", self.rule, RULES)
+        count = checked_count("RobustAverage bad_ranks", self.bad_ranks, low=1, high=1 << 16)
+        self._keep(bad_ranks=count)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

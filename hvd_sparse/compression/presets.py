@@ -17,6 +17,8 @@ from hvd_sparse.compression.checks import (
     checked_kind,
     checked_number,
 )
+from hvd_sparse.compression.collectives import SHARD_SUM
+from hvd_sparse.compression.local_steps import LOCAL
 from hvd_sparse.compression.parts import (
     KEEP,
     VALUES,
@@ -24,6 +26,7 @@ from hvd_sparse.compression.parts import (
     Collective,
     Feedback,
     Layers,
+    RobustAverage,
     Warmup,
 )
 from hvd_sparse.compression.sparsifiers import Sparsifier, as_sparsifier
@@ -178,6 +181,9 @@ class Dense(Compression):
     Args:
         values: Type of values in messages: "float32", "bfloat16", "float16", "int8" or "int4"; of
             the last two, 64 share a scale.
+        average: A RobustAverage, or its rule alone, such as "multi_krum", which bears one bad rank;
+            None: the mean. What a rule leaves out is gone, as is the rounding error of its average:
+            the conservation law does not hold (docs/robust.md).
 
     Also layers, feedback and local_steps, see Compression.
 
@@ -186,6 +192,7 @@ class Dense(Compression):
     """
 
     values: str = "float32"
+    average: RobustAverage | str | None = None
     layers: Layers = _ALL_TENSORS
     feedback: Feedback = _KEEPS_MOMENTUM
 
@@ -194,6 +201,35 @@ class Dense(Compression):
     def __post_init__(self) -> None:
         super().__post_init__()
         checked_choice("values", self.values, VALUES)
+        if self.average is not None:
+            self._check_robust()
+
+    def _check_robust(self) -> None:
+        """Raises InvalidArgumentError for what a rule cannot average, or a sum would, beside it."""
+        given = self.average
+        rule = RobustAverage(rule=given) if isinstance(given, str) else given
+        self._keep(average=checked_kind("average", rule, RobustAverage))
+        moments = LOCAL if self.local_steps is None else self.local_steps.moments
+        every = self.feedback.quality_every
+        for name, fits, needed in (
+            ("values", self.values != "int4", f"of 8 bits or more, got {self.values!r}"),
+            ("Layers min_numel", not self.layers.min_numel, f"0, got {self.layers.min_numel}"),
+            ("LocalSteps moments", moments == LOCAL, f"{LOCAL!r}, got {moments!r}"),
+            ("Feedback quality_every", every is None, f"None, got {every}"),
+        ):
+            if not fits:
+                raise InvalidArgumentError(f"{name} with a robust average must be {needed}")
+
+    @property
+    def collective(self) -> str:
+        """Method that exchanges the entries: the dense sum, or a rule in its place."""
+        return self.average.rule if isinstance(self.average, RobustAverage) else SHARD_SUM
+
+    @property
+    def collective_options(self) -> dict[str, float]:
+        """Options of collectives, by name, as the core and the cost models take them."""
+        average = self.average
+        return {"bad_ranks": average.bad_ranks} if isinstance(average, RobustAverage) else {}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

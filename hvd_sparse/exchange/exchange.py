@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hvd_sparse import _core, log
-from hvd_sparse.compression.collectives import SHARD_SUM
+from hvd_sparse.compression.collectives import DENSE_COLLECTIVES
 from hvd_sparse.compression.sparsifiers import Sparsifier
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 from hvd_sparse.exchange.core_handle import CoreHandle, note_loss
@@ -253,7 +253,7 @@ class Exchange(CoreHandle):
             f"{sum(max_ks)} sent at most, chosen by {chosen_by}, moved by {collective} "
             f"{'of nodes ' if nodes_first else ''}as {indices}"
         )
-        if collective == SHARD_SUM:
+        if collective in DENSE_COLLECTIVES:
             chosen_by, how = "none", f"summed by {collective} as"
         log.logger.debug("bucket %d '%s': %d entries, %s %s", bucket, name, numel, how, values)
         if self.timeline is not None:

@@ -16,7 +16,7 @@ from hvd_sparse import _core
 from hvd_sparse.compression import Compression
 from hvd_sparse.compression.buckets import Bucket, Layer, assign_buckets, fragments_of
 from hvd_sparse.compression.checks import checked_density
-from hvd_sparse.compression.collectives import SHARD_SUM
+from hvd_sparse.compression.collectives import DENSE_COLLECTIVES
 from hvd_sparse.compression.parts import AUTO, Warmup
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.planning import records
@@ -119,7 +119,7 @@ def sent_layers(layers: Sequence[Layer], compression: Compression) -> tuple[Laye
     So a layer that is needed first waits for one slice in flight, and not for a whole layer. A
     sparse layer stays whole, since it is a unit of selection, and its entries are few.
     """
-    if compression.adaptive or compression.collective_name != SHARD_SUM:
+    if compression.adaptive or compression.collective_name not in DENSE_COLLECTIVES:
         return tuple(layers)
     largest = max(compression.layers.bucket_numel, LEAST_SLICE)
     return tuple(part for layer in layers for part in layer.slices(largest))

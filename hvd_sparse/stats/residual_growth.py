@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Protocol, TypeAlias
 
 from hvd_sparse import log
-from hvd_sparse.compression.collectives import SHARD_SUM
+from hvd_sparse.compression.collectives import DENSE_COLLECTIVES
 from hvd_sparse.planning.plan import BucketChoice
 
 # Pairs of a number of steps, a power of two, and the residual's norm after them.
@@ -80,7 +80,7 @@ def _slowest(choices: Sequence[BucketChoice]) -> tuple[float, str, str] | None:
 
     Returns None if nothing waits: rounding errors of types that hold any magnitude do not grow.
     """
-    sums = [choice for choice in choices if choice.collective == SHARD_SUM]
+    sums = [choice for choice in choices if choice.collective in DENSE_COLLECTIVES]
     if any(choice.values == "ternary" for choice in sums):
         return TERNARY_WAIT, "ternary values deliver", "a smaller scale, or wider values"
     sparse = [choice for choice in choices if not choice.dense and choice not in sums]

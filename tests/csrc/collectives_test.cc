@@ -207,9 +207,10 @@ TEST(Collectives, NameThoseThatExist) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
-    EXPECT_STREQ(error.what(),
-                 "collective must be one of allgather, gtopk, recursive_doubling, shard_sum, "
-                 "shard_topk; got 'carrier pigeon'");
+    EXPECT_STREQ(
+        error.what(),
+        "collective must be one of allgather, gtopk, recursive_doubling, shard_sum, "
+        "shard_topk, bulyan, krum, median, multi_krum, trimmed_mean; got 'carrier pigeon'");
   }
 }
 

@@ -20,6 +20,8 @@ from hvd_sparse.compression import (
     GaussianK,
     GTopK,
     Layers,
+    LocalSteps,
+    RobustAverage,
     ThreeLC,
     TopK,
     Warmup,
@@ -28,6 +30,7 @@ from hvd_sparse.compression import (
     is_sparse_compression,
 )
 from hvd_sparse.compression.collectives import COLLECTIVES
+from hvd_sparse.compression.record import compression_of, record_of
 from hvd_sparse.compression.sparsifiers import SPARSIFIERS, HardThreshold, Sampled
 from hvd_sparse.errors import HvdSparseError, InvalidArgumentError
 
@@ -60,6 +63,42 @@ def test_a_dense_sum_sends_all_in_its_own_values(preset, parts):
     assert (made.collective, made.density, made.warmup, made.adaptive) == (
         "shard_sum", 1, None, False,
     )  # fmt: skip
+
+
+def test_a_rule_takes_the_place_of_the_dense_sum():
+    assert Dense(average="krum") == Dense(average=RobustAverage(rule="krum", bad_ranks=1))
+    made = Dense(values="int8", average=RobustAverage(rule="bulyan", bad_ranks=2))
+    assert made.collective_name == "bulyan"
+    assert made.collective_options == {"bad_ranks": 2}
+    assert compression_of(record_of(made)) == made
+    assert repr(Dense(average="median")) == (
+        "Dense(values='float32', average=RobustAverage(rule='median'))"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"average": "mean"}, "RobustAverage rule must be one of bulyan, krum, median, multi_krum"),
+        ({"average": 3}, "average must be a RobustAverage, got 3"),
+        ({"average": "krum", "values": "int4"}, "values with a robust average must be of 8 bits"),
+        ({"average": "krum", "layers": Layers(min_numel=9)}, "min_numel .* must be 0, got 9"),
+        (
+            {"average": "krum", "local_steps": LocalSteps(every=4, moments="averaged")},
+            "moments with a robust average must be 'local', got 'averaged'",
+        ),
+        ({"average": "krum", "feedback": Feedback(quality_every=5)}, "must be None, got 5"),
+    ],
+)
+def test_what_a_rule_cannot_average_is_refused(options, says):
+    with pytest.raises(InvalidArgumentError, match=says):
+        Dense(**options)
+
+
+@pytest.mark.parametrize("bad_ranks", [0, -1, 1.5, True])
+def test_a_rule_bears_a_number_of_bad_ranks(bad_ranks):
+    with pytest.raises(InvalidArgumentError, match="RobustAverage bad_ranks must"):
+        RobustAverage(rule="median", bad_ranks=bad_ranks)
 
 
 @pytest.mark.parametrize(
