@@ -38,6 +38,8 @@ def metrics_of(step: StepStats, tuning: Tuning | None = None) -> dict[str, float
         `dense_seconds`: a step predicted by the plan in force, and a measured dense step, if tuning
         knows them. `compression_error`, `assumption_delta`: only in steps in which quality_every
         has them measured, see hvd_sparse.stats.quality; the latter is the largest of any layer.
+        `left_out_rank_0` and so on: the share of the entries averaged here into which a rank's
+        values did not go, with a robust average.
     """
     found = {
         "sparse": float(bool(step.buckets)),
@@ -57,6 +59,8 @@ def metrics_of(step: StepStats, tuning: Tuning | None = None) -> dict[str, float
         found["assumption_delta"] = step.quality.largest_delta
         if step.quality.compression_error is not None:
             found["compression_error"] = step.quality.compression_error
+    for rank, entries in enumerate(step.left_out):
+        found[f"left_out_rank_{rank}"] = entries / max(1, step.averaged)
     if tuning is not None and tuning.plan is not None:
         plan = tuning.plan
         found["predicted_seconds"] = plan.step_seconds if tuning.sparse else plan.dense_seconds
@@ -104,10 +108,15 @@ def summary_of(stats: Stats, *, dense_bytes: int, size: int) -> str:
     if not math.isnan(wait):
         times += f", {wait:.3g} ms waiting"
     if density == 1:
+        left_out = ""
+        if total.averaged:
+            most = max(range(len(total.left_out)), key=total.left_out.__getitem__)
+            share = total.left_out[most] / total.averaged
+            left_out = f"; rank {most} was left out most often, of {share:.0%} of the averages"
         return (
             f"{total.steps} steps, {total.sparse_steps} of them summed by hvd_sparse: "
             f"{sent / 1e3:.1f} kB sent per rank and step (uncompressed: "
-            f"{ring * dense_bytes / 1e3:.1f} kB); {select:.3g} ms coding, {times}"
+            f"{ring * dense_bytes / 1e3:.1f} kB); {select:.3g} ms coding, {times}{left_out}"
         )
     fewer = ring * dense_bytes / sent if sent else float("inf")
     waits = f"; an entry waits {1 / density:.3g} steps on average" if density else ""

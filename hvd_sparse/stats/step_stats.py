@@ -51,6 +51,17 @@ class StepStats:
         return _fraction(sum(b.selected for b in self.buckets), sum(b.numel for b in self.buckets))
 
     @property
+    def averaged(self) -> int:
+        """Entries that this rank has averaged for all, by a rule that bears bad ranks."""
+        return sum(bucket.averaged for bucket in self.buckets)
+
+    @property
+    def left_out(self) -> tuple[int, ...]:
+        """By rank, how many of these entries its values did not go into; () without a rule."""
+        each = [bucket.left_out for bucket in self.buckets if bucket.left_out]
+        return tuple(map(sum, zip(*each, strict=True)))
+
+    @property
     def select_seconds(self) -> float:
         """Seconds spent on accumulating and selecting."""
         return sum(bucket.select_seconds for bucket in self.buckets)
@@ -68,6 +79,7 @@ class TotalStats:
     Attributes:
         steps: Number of steps.
         sparse_steps: Number of steps with at least one sparse bucket.
+        averaged: Like left_out, of the steps since the number of ranks last changed.
     """
 
     steps: int = 0
@@ -78,9 +90,14 @@ class TotalStats:
     select_seconds: float = 0.0
     exchange_seconds: float = 0.0
     wait_seconds: float = 0.0
+    averaged: int = 0
+    left_out: tuple[int, ...] = ()
 
     def plus(self, step: StepStats) -> TotalStats:
         """Returns the sums with one more step added."""
+        left_out, same_ranks = step.left_out, len(step.left_out) == len(self.left_out)
+        if same_ranks:
+            left_out = tuple(map(sum, zip(left_out, self.left_out, strict=True)))
         return TotalStats(
             steps=self.steps + 1,
             sparse_steps=self.sparse_steps + bool(step.buckets),
@@ -90,6 +107,8 @@ class TotalStats:
             select_seconds=self.select_seconds + step.select_seconds,
             exchange_seconds=self.exchange_seconds + step.exchange_seconds,
             wait_seconds=self.wait_seconds + step.wait_seconds,
+            averaged=step.averaged + (self.averaged if same_ranks else 0),
+            left_out=left_out,
         )
 
 

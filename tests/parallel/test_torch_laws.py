@@ -8,10 +8,10 @@ import torch
 
 from hvd_sparse.compression import Layers
 from hvd_sparse.torch import LAGS, GaussianK, GTopK, TopK
-from tests.framework_laws import discards, exactness, laws_in, same_bits
+from tests.framework_laws import discards, exactness, laws_in, robust, same_bits
 from tests.parallel.torch_ranks import assert_same_on_all_ranks, distribute, gradients_of, total
 
-globals().update(laws_in(exactness, same_bits, discards))
+globals().update(laws_in(exactness, same_bits, discards, robust))
 
 PRESETS = [LAGS, GTopK, GaussianK, TopK]
 

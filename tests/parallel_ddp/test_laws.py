@@ -12,10 +12,11 @@ from tests.framework_laws import (
     momentum,
     numerics,
     quality,
+    robust,
     same_bits,
     tuned_dense,
     tuning,
 )
 
 globals().update(laws_in(exactness, same_bits, numerics, local_gradient, momentum, quality))
-globals().update(laws_in(tuned_dense, tuning, checkpoint, local_steps, discards))
+globals().update(laws_in(tuned_dense, tuning, checkpoint, local_steps, discards, robust))

@@ -14,7 +14,7 @@ from hvd_sparse.stats.step_stats import Stats, StepStats, TotalStats
 
 BUCKET = SimpleNamespace(
     bucket="fc", step=3, numel=1000, asked=10, selected=12, reduced=30, bytes_sent=96,
-    bytes_received=128, select_seconds=0.25, exchange_seconds=2.0,
+    bytes_received=128, select_seconds=0.25, exchange_seconds=2.0, averaged=0, left_out=[],
 )  # fmt: skip
 STEP = StepStats(
     step=3, buckets=(BUCKET, BUCKET), dense_bytes=40, wait_seconds=1.0, transport="tcp"
@@ -43,6 +43,27 @@ def test_a_step_whose_quality_was_measured_tells_the_worst_layer(error):
     found = metrics_of(replace(STEP, quality=quality))
     assert found["assumption_delta"] == 0.75
     assert found.get("compression_error") == error
+
+
+def test_a_rank_that_is_left_out_shows_in_metrics_and_summary():
+    averaged = SimpleNamespace(
+        **vars(BUCKET) | {"selected": 1000, "averaged": 200, "left_out": [50, 200, 100]}
+    )
+    step = replace(STEP, buckets=(averaged, averaged))
+    found = metrics_of(step)
+    assert [found[f"left_out_rank_{rank}"] for rank in range(3)] == [0.25, 1.0, 0.5]
+    total = TotalStats().plus(step).plus(step)
+    assert (total.averaged, total.left_out) == (800, (200, 800, 400))
+    line = summary_of(Stats(last=step, total=total), dense_bytes=8000, size=3)
+    assert line.endswith("; rank 1 was left out most often, of 100% of the averages")
+
+
+def test_ranks_that_come_or_go_are_counted_anew():
+    three = SimpleNamespace(**vars(BUCKET) | {"averaged": 10, "left_out": [1, 2, 3]})
+    four = SimpleNamespace(**vars(BUCKET) | {"averaged": 8, "left_out": [0, 0, 4, 8]})
+    total = TotalStats().plus(replace(STEP, buckets=(three,)))
+    total = total.plus(replace(STEP, buckets=(four,)))
+    assert (total.averaged, total.left_out) == (8, (0, 0, 4, 8))
 
 
 def test_a_dense_step_is_no_sparse_one():
