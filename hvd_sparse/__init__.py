@@ -45,7 +45,7 @@ __all__ = [
     "sparse_allreduce",
 ]
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 
 def __getattr__(name: str) -> Any:
