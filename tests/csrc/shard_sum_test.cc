@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <string>
@@ -23,8 +24,8 @@ float ValueAt(int rank, std::int64_t i) { return static_cast<float>((i * 7 + ran
 
 /// Sums `numel` values on this rank; returns what was written. `residual` gets what is left.
 std::vector<float> SumOn(Communicator& comm, std::int64_t numel, DenseFormat format,
-                         std::vector<float>* residual, Verdict* verdict = nullptr) {
-  ShardSum sum(numel, {}, format, comm.Rank(), comm.Size());
+                         std::vector<float>* residual, Aggregation aggregation = {}) {
+  ShardSum sum(numel, {}, format, comm.Rank(), comm.Size(), NewCpuDenseWork(), aggregation);
   residual->resize(static_cast<std::size_t>(numel));
   for (std::int64_t i = 0; i < numel; ++i) {
     (*residual)[static_cast<std::size_t>(i)] = ValueAt(comm.Rank(), i);
@@ -42,7 +43,6 @@ std::vector<float> SumOn(Communicator& comm, std::int64_t numel, DenseFormat for
         std::copy(sums.begin(), sums.end(), written.begin() + range.begin);
       },
       &identity, &ctx);
-  if (verdict != nullptr) *verdict = identity.verdict;
   return written;
 }
 
@@ -67,6 +67,42 @@ TEST(ShardSum, AddsUpInSeveralChunksAndOnManyRanks) {
       }
       EXPECT_EQ(wrong, 0);
     });
+  }
+}
+
+/// Returns the values of all ranks at a position, ascending.
+std::vector<float> Ascending(int size, std::int64_t i) {
+  std::vector<float> values;
+  for (int rank = 0; rank < size; ++rank) values.push_back(ValueAt(rank, i));
+  std::sort(values.begin(), values.end());
+  return values;
+}
+
+TEST(ShardSum, AveragesByARuleBetweenAnyNumberOfRanks) {
+  for (const AggregationRule& rule : AllRules()) {
+    for (int size = static_cast<int>(rule.LeastRanks(1)); size < 40; size = size * 3 / 2 + 1) {
+      SCOPED_TRACE(testing::Message() << rule.name << ", " << size << " ranks");
+      std::vector<std::vector<float>> written(static_cast<std::size_t>(size));
+      const std::int64_t numel = size < 8 ? 400'000 : 5'000;  // several chunks, or one
+      OnRanks(size, [&](Communicator& comm) {
+        std::vector<float> residual;
+        const Aggregation aggregation{&rule, 1};
+        written[static_cast<std::size_t>(comm.Rank())] =
+            SumOn(comm, numel, {}, &residual, aggregation);
+        EXPECT_EQ(residual, std::vector<float>(static_cast<std::size_t>(numel), 0.0f));
+      });
+      for (const std::vector<float>& theirs : written) EXPECT_EQ(theirs, written[0]);
+      std::int64_t wrong = 0;
+      for (std::int64_t i = 0; i < numel; ++i) {
+        const std::vector<float> values = Ascending(size, i);
+        const float average = written[0][static_cast<std::size_t>(i)] / static_cast<float>(size);
+        const auto middle = static_cast<std::size_t>(size / 2);
+        const float median = (values[middle] + values[values.size() - 1 - middle]) / 2;
+        wrong += average < values.front() - 1e-3f || average > values.back() + 1e-3f ? 1 : 0;
+        wrong += rule.name == "median" && std::fabs(average - median) > 1e-3f ? 1 : 0;
+      }
+      EXPECT_EQ(wrong, 0);
+    }
   }
 }
 
