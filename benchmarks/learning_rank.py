@@ -18,6 +18,7 @@ import torch
 import typer
 from ddp_methods import join_ddp
 from gloo_world import prepare
+from learning_attacks import Attacked
 from learning_kin import EF21, DeMo, MicroAdam, SparseAverage
 from learning_methods import DDP, Alone, Average, Dense, Hooked, Learner, OverGloo, Setup, Sparse
 from learning_prototypes import ErrorFeedback
@@ -35,6 +36,7 @@ METHODS: dict[str, type[Learner]] = {
     "Average": Average,
     "DDP": DDP,
     "Hooked": Hooked,
+    "Attacked": Attacked,
     "Accumulated": Accumulated,
     "PostLocal": PostLocal,
     "TorchFT": TorchFT,

@@ -21,6 +21,7 @@ from hvd_sparse.pytorch.attachment import attachment_of
 
 SAMPLED = 50_000  # entries of the largest tensor in which conservation is checked
 LEARNING_RATE = 0.1
+ROUNDING = 1e-5  # of an average, whose gradients are small numbers
 HALF_EPSILON = 2.0**-11  # relative rounding error of float16
 FACTORS_EPSILON = 1e-5  # of products of PowerSGD's factors, relative to the largest entry
 LEAVING_SECONDS = 0.5
@@ -320,7 +321,7 @@ class ByDdp(Variant):
     def __init__(self, mode: str, training: Training, ranks: Ranks, common: dict[str, Any]) -> None:
         super().__init__(mode, training, ranks)
         self._module: Any = ReplayedModule(training)
-        self._hook = ""
+        self._hook, self._is_robust = "", False
         self._power_sgd: Any = None
         if mode == "compute":
             return
@@ -330,7 +331,9 @@ class ByDdp(Variant):
             from hvd_sparse.ddp import attach
 
             self._module, _ = wrapped(self._module, **common)
-            attach(self._module, self.optimizer, compression_of(mode))
+            compression = compression_of(mode)
+            self._is_robust = getattr(compression, "average", None) is not None
+            attach(self._module, self.optimizer, compression)
             return
         self._hook = options.get("hook", "")
         options = {"dense_steps": POWER_SGD_DENSE_STEPS, **common, **options}
@@ -370,6 +373,8 @@ class ByDdp(Variant):
     def _allowed(self, everybody: torch.Tensor) -> torch.Tensor:
         if self._hook == "fp16":
             return HALF_EPSILON * everybody.abs().sum(0)  # each of its sums is rounded
+        if self._is_robust:  # between the least and the largest value of any rank
+            return everybody.max(0).values - everybody.min(0).values + ROUNDING
         if self._power_sgd is not None:
             return torch.full_like(everybody[0], FACTORS_EPSILON * float(everybody.abs().max()))
         return super()._allowed(everybody)
