@@ -22,7 +22,7 @@ from hvd_sparse import log
 from hvd_sparse.compression import Compression
 from hvd_sparse.compression.base import SparseCompression
 from hvd_sparse.compression.buckets import Layer, fragments_of
-from hvd_sparse.compression.local_steps import AVERAGED, LR_SCALE, MOST_LR_SCALE, Outer
+from hvd_sparse.compression.local_steps import AVERAGED, LR_SCALE, MOST_LR_SCALE
 from hvd_sparse.compression.parts import AUTO
 from hvd_sparse.errors import NonFiniteGradientError
 from hvd_sparse.exchange.interval import Interval, Report, warn_of_density
@@ -33,6 +33,7 @@ from hvd_sparse.pytorch.dense import DenseReducer
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange, Phase
 from hvd_sparse.pytorch.host import Link
 from hvd_sparse.pytorch.momentum import ADAMS
+from hvd_sparse.pytorch.outer_steps import OuterSteps, copies_of, wide, widened
 from hvd_sparse.pytorch.settings import Settings
 from hvd_sparse.pytorch.shards import shard_of
 from hvd_sparse.pytorch.slots import DeliveredSlot
@@ -99,7 +100,7 @@ class LocalSteps(GradientExchange):
         self._fragments = self._names_by_fragment()
         self.interval = Interval(options, fragments=len(self._fragments), warns=is_rank0)
         self.interval.is_watched = planned is not None
-        self._outer = _OuterSteps(options.outer)
+        self._outer = OuterSteps(options.outer)
         self._lr_scale = _scale_of(options.lr_scale, optimizer, size=link.world.size)
         self._common: dict[str, torch.Tensor] = {}  # float32 at least
         self._checksum = 0  # of the common weights, if no meeting has made them
@@ -223,7 +224,7 @@ class LocalSteps(GradientExchange):
             if common is not None and torch.equal(common.to(param.dtype), param):
                 continue
             # The first interval, or the user has loaded weights.
-            common = self._common[slot.name] = param.to(_wide(param.dtype), copy=True)
+            common = self._common[slot.name] = param.to(wide(param.dtype), copy=True)
             self._checksum = zlib.crc32(common.cpu().numpy().data, self._checksum)
 
     def stepped(self) -> None:
@@ -413,7 +414,7 @@ class LocalSteps(GradientExchange):
             torch._foreach_copy_(params, common)
             return
         taken = [self._taken[name] for name in self._in_flight]
-        since = torch._foreach_sub(_widened(params), _widened(taken))
+        since = torch._foreach_sub(widened(params), widened(taken))
         torch._foreach_copy_(params, torch._foreach_add(common, since))
         for name, param, one, own in zip(self._in_flight, params, common, since, strict=True):
             if param.dtype != one.dtype:
@@ -480,13 +481,13 @@ class LocalSteps(GradientExchange):
             "plan": plan,
             "amid": self._is_apart,
             "checksum": self._checksum,
-            "common": _copies(self._common),
-            "start": _copies(self._start),
+            "common": copies_of(self._common),
+            "start": copies_of(self._start),
             "in_flight": list(self._in_flight),
             "age": self._age,
             "reports": self._reports,
-            "taken": _copies(self._taken),
-            "averages": _copies(self._averages),
+            "taken": copies_of(self._taken),
+            "averages": copies_of(self._averages),
             "outer": self._outer.state(),
         }
 
@@ -538,44 +539,8 @@ class LocalSteps(GradientExchange):
             own = momenta.get(slot.name, torch.zeros(slot.weights.shape)).cpu()
             name = f"{self.link.prefix}.outer.{slot.name}"
             summed = self.link.messages.wait_for(self.link.host.add_up(own.double().numpy(), name))
-            adopted[slot.name] = torch.from_numpy(summed).to(_wide(slot.param.dtype))
+            adopted[slot.name] = torch.from_numpy(summed).to(wide(slot.param.dtype))
         return adopted
-
-
-class _OuterSteps:
-    """The steps of the outer optimizer, the same on all ranks."""
-
-    def __init__(self, outer: Outer) -> None:
-        self._options = outer
-        self._momenta: dict[str, torch.Tensor] = {}
-        self.has_momentum = outer.momentum > 0
-
-    def step(
-        self, common: Mapping[str, torch.Tensor], averages: Mapping[str, torch.Tensor]
-    ) -> None:
-        """Moves common weights by average differences, in place; may change the averages."""
-        if not averages:
-            return
-        outer, steps = self._options, averages
-        if outer.momentum:
-            steps = {name: self._with_momentum(name, one) for name, one in averages.items()}
-        moved = [common[name] for name in steps]
-        torch._foreach_sub_(moved, list(steps.values()), alpha=outer.lr)
-
-    def _with_momentum(self, name: str, average: torch.Tensor) -> torch.Tensor:
-        outer = self._options
-        momentum = self._momenta.get(name)
-        if momentum is None:
-            momentum = self._momenta[name] = average.to(_wide(average.dtype), copy=True)
-        else:
-            momentum.mul_(outer.momentum).add_(average)
-        return average.add(momentum, alpha=outer.momentum) if outer.nesterov else momentum
-
-    def state(self) -> dict[str, torch.Tensor]:
-        return _copies(self._momenta)
-
-    def load(self, momenta: dict[str, torch.Tensor]) -> None:
-        self._momenta = momenta
 
 
 def _plans_over_time(compression: Compression) -> TypeGuard[SparseCompression]:
@@ -590,21 +555,3 @@ def _scale_of(given: float | str, optimizer: torch.optim.Optimizer, *, size: int
         scale = min(LR_SCALE * math.sqrt(size), MOST_LR_SCALE)
         return scale if size > 1 and isinstance(optimizer, ADAMS) else 1.0
     return given
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Returns the type of common weights and outer momenta of parameters of a type."""
-    return torch.promote_types(dtype, torch.float32)
-
-
-def _widened(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns tensors in the types of common weights."""
-    wide = [_wide(one.dtype) for one in tensors]
-    return [
-        one if one.dtype == dtype else one.to(dtype)
-        for one, dtype in zip(tensors, wide, strict=True)
-    ]
-
-
-def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: one.clone() for name, one in tensors.items()}
