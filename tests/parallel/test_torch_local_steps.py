@@ -11,7 +11,7 @@ from horovod.runner.elastic.worker import HostUpdateResult
 from hvd_sparse.compression import Layers, LocalSteps, Outer
 from hvd_sparse.errors import ExchangeFailedError
 from hvd_sparse.torch import Dense, TopK
-from tests.framework_laws import laws_in
+from tests.framework_laws import laws_in, streaming_steps
 from tests.framework_laws import local_steps as laws
 from tests.parallel.torch_ranks import (
     Toy,
@@ -23,7 +23,7 @@ from tests.parallel.torch_ranks import (
 )
 from tests.torch_model import residuals
 
-globals().update(laws_in(laws))
+globals().update(laws_in(laws, streaming_steps))
 
 EVERY = 3
 OUTER = Outer(lr=0.5, momentum=0.5, nesterov=True)

@@ -14,9 +14,11 @@ from tests.framework_laws import (
     quality,
     robust,
     same_bits,
+    streaming_steps,
     tuned_dense,
     tuning,
 )
 
 globals().update(laws_in(exactness, same_bits, numerics, local_gradient, momentum, quality))
-globals().update(laws_in(tuned_dense, tuning, checkpoint, local_steps, discards, robust))
+globals().update(laws_in(tuned_dense, tuning, checkpoint, local_steps, streaming_steps))
+globals().update(laws_in(discards, robust))
