@@ -200,6 +200,15 @@ class TorchModel(frameworks.Model):
     def replan(self) -> None:
         self._optimizer.exchange.replan()
 
+    def set_masks(self, masks: Any) -> None:
+        """Replaces the masks, given as arrays or tensors. Collective."""
+        if isinstance(masks, dict):
+            masks = {
+                name: torch.from_numpy(one).to(DEVICE) if isinstance(one, np.ndarray) else one
+                for name, one in masks.items()
+            }
+        self._optimizer.exchange.set_masks(masks)
+
     def meet(self, module: torch.nn.Module | None = None) -> None:
         """Ends an interval of local steps, and averages a module's buffers. Collective."""
         self._optimizer.exchange.meet(module)

@@ -20,7 +20,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
-from hvd_sparse.pytorch import state
+from hvd_sparse.pytorch import masks, state
 from hvd_sparse.pytorch.attachment import attachment_of
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange
 from hvd_sparse.pytorch.host import TorchHost
@@ -253,6 +253,8 @@ def _spread(
     common = read_all(
         *(job, found, SUFFIX), lambda path: _add(read_file(path)["sparse"], total, conditions)
     )
+    if common is not None:
+        common = {**common, "masks": masks.as_masks(common["masks"])}
     shares = total.share(summing_over(host), rank=job.rank, size=job.size)
     share = {name: torch.from_numpy(part) for name, part in shares.items()}
     return {
@@ -275,4 +277,5 @@ def _add(
     state.require_met(saved.get("local"))
     require_unit(saved, conditions)
     total.add(saved["layers"], residuals_of(saved))
-    return {"step": saved["step"], "lrs": saved["lrs"]}
+    arrays = masks.as_arrays(saved.get("masks", {}))
+    return {"step": saved["step"], "lrs": saved["lrs"], "masks": arrays}

@@ -13,7 +13,7 @@ import enum
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import ClassVar
@@ -120,34 +120,23 @@ class GradientExchange(ABC):
         ]
         self.parameters = {slot.name: slot.param for slot in self.slots}
         self.layers = tuple(
-            Layer(slot.name, slot.numel)
+            Layer(slot.name, slot.whole)
             for slot in reversed(self.slots)
             if slot.optimized and compression.takes(slot.weights.shape)
         )
         self.conditions = conditions_of(compression, local_size=core.local_size, device=str(device))
         large = {layer.name for layer in self.layers}
         self._guard = guards.Guard(settings, self.rates.groups, large)
-        sent = plan.sent_layers(self.layers, compression)
-        self.steps = Steps(
-            sent if world.size > 1 else (),  # a single rank has no residuals
-            list(reversed(self.slots)),
-            settings,
-            link,
-            rates=self.rates,
-            momentum=self.momentum,
-            device=device,
-        )
+        self._settings = settings
+        self.steps = self._new_steps()
         self._measurer = measurer_of(link, device)
         self.clock = StepClock(self.layers, self._measurer.place.clock)
         self.clock.running = False  # until the tuner asks for times
         self.tuner: Tuner | TunerOverTime | None = None
         if world.size > 1:
             self.tuner = self._new_tuner(compression)
-            self.steps.replace_buckets(
-                plan.fixed_choices(sent, compression)
-                if self.tuner is None
-                else self.tuner.tuning.choices
-            )
+            if self.tuner is not None:
+                self.steps.replace_buckets(self.tuner.tuning.choices)
         self._hooks: list[RemovableHandle] = [
             slot.param.register_post_accumulate_grad_hook(hooks.calling(self.arrived, slot))  # type: ignore[no-untyped-call]
             for slot in self.slots
@@ -157,6 +146,45 @@ class GradientExchange(ABC):
         weakref.finalize(self, link.close).atexit = False
         # A parameter and its hook keep each other alive, in a cycle that no collector sees.
         weakref.finalize(self, hooks.remove, self._hooks).atexit = False
+
+    def _new_steps(self) -> Steps:
+        """Returns steps that have not begun, for the present supports."""
+        numel_of = {slot.name: slot.numel for slot in self.slots}
+        layers = [Layer(one.name, numel_of[one.name]) for one in self.layers if numel_of[one.name]]
+        compression = self._settings.compression
+        sent = plan.sent_layers(layers, compression)
+        steps = Steps(
+            sent if self.world.size > 1 else (),  # a single rank has no residuals
+            list(reversed(self.slots)),
+            self._settings,
+            self.link,
+            rates=self.rates,
+            momentum=self.momentum,
+            device=common_device(self.named),
+        )
+        if self.world.size > 1 and not compression.adaptive:
+            steps.replace_buckets(plan.fixed_choices(sent, compression))
+        return steps
+
+    def restrict(self, supports: Mapping[str, torch.Tensor]) -> None:
+        """Replaces the supports of all slots, between two steps, on all ranks alike.
+
+        Residuals and velocities move by position: those outside a new support are dropped.
+
+        Args:
+            supports: The new supports, by parameter; one that is missing is exchanged whole. The
+                compression is not adaptive.
+        """
+        self.end_step()
+        self.release()
+        former = self.steps
+        residuals, velocities, count = former.residuals(), former.velocities(), former.count
+        former.replace_buckets(())
+        for slot in self.slots:
+            slot.restrict(supports.get(slot.name))
+        self.steps = self._new_steps()
+        self.steps.remembers = former.remembers
+        self.steps.load(residuals, {}, velocities, step=count)
 
     def _new_tuner(self, compression: Compression) -> Tuner | TunerOverTime | None:
         """Returns a tuner for the compression; None if nothing is tuned. Collective."""
@@ -403,7 +431,7 @@ class GradientExchange(ABC):
 
     def velocities(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yields each parameter that has a velocity on this rank with that: float32, flat."""
-        for name, velocity in self.steps.state.velocities():
+        for name, velocity in self.steps.velocities().items():
             yield self.parameters[name], velocity
 
     def replan(self) -> None:

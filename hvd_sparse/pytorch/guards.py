@@ -176,10 +176,10 @@ def check_memory(slot: Slot, in_use: MemoryInUse) -> None:
         raise UnsupportedError(
             f"{whose} is {grad.dtype}; a sparse exchange takes {', '.join(DTYPES.values())}"
         )
-    if grad.numel() != slot.numel or grad.device != slot.param.device:
+    if grad.numel() != slot.whole or grad.device != slot.param.device:
         raise UnsupportedError(
             f"{whose} has {grad.numel()} elements on '{grad.device}'; the parameter had "
-            f"{slot.numel} on '{slot.param.device}' when the exchange was built"
+            f"{slot.whole} on '{slot.param.device}' when the exchange was built"
         )
     extent = Extent.of(grad)
     if not grad.is_contiguous() and extent.folds:

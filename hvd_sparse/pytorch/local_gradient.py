@@ -53,6 +53,8 @@ class LocalGradient:
             return
         grad, scale = slot.gradient(), self.loss_scale
         if limit is not None:
+            if slot.support is not None:  # what is not exchanged does not count
+                grad.copy_(slot.spread(slot.gather(grad)).view(grad.shape))
             _clip(grad, limit * scale)
         if decay:
             grad.add_(slot.weights, alpha=decay * scale)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch.utils.hooks import RemovableHandle
 
 from hvd_sparse.errors import HvdSparseError
-from hvd_sparse.pytorch import guards, hooks, state
+from hvd_sparse.pytorch import guards, hooks, masks, state
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange
 from hvd_sparse.pytorch.host import TorchHost
 from hvd_sparse.pytorch.local_steps import LocalSteps
@@ -69,9 +69,11 @@ class Successor:
         self._exchange.rates.load(rates)
 
     def adopt(self, held: dict[str, Any] | None, source: int) -> None:
-        """Adopts the number of local steps and the outer momentum of one rank. Collective."""
-        if isinstance(self._exchange, LocalSteps):
+        """Adopts one rank's masks, or number of local steps and outer momentum. Collective."""
+        if isinstance(self._exchange, LocalSteps):  # which have no masks
             self._exchange.adopt_local_state(None if held is None else held.get("local"), source)
+        else:
+            masks.adopt(self._exchange, {} if held is None else held.get("masks", {}), source)
 
     def total(self) -> dict[str, Any]:
         """Like `state.save`, but with the residuals of all ranks added up. Collective."""

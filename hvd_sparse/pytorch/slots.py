@@ -25,7 +25,10 @@ class Slot:
     Attributes:
         name: Name of the parameter.
         param: The parameter.
-        numel: Elements of the shard, and so of its gradient.
+        whole: Elements of the shard, and so of its gradient.
+        numel: Elements that are exchanged: all of them, or those of the support.
+        support: Indices in the flattened gradient of the elements that are exchanged, int64, in
+            ascending order; None: all of them. The average of the others is zero.
         optimized: True if the exchange's own optimizer updates the parameter.
         passes_left: Backward passes that are still to come before the gradient is exchanged.
         work: The contiguous memory that is exchanged; None unless `launched`.
@@ -39,7 +42,8 @@ class Slot:
     ) -> None:
         self.name = name
         self.param = param
-        self.numel = shard_of(param).numel()
+        self.whole = self.numel = shard_of(param).numel()
+        self.support: torch.Tensor | None = None
         self.optimized = optimized
         self.passes_left = passes
         self.work: torch.Tensor | None = None
@@ -62,6 +66,23 @@ class Slot:
         """This rank's shard of the gradient at the parameter, if there is one."""
         grad = self.param.grad
         return None if grad is None else shard_of(grad)
+
+    def restrict(self, support: torch.Tensor | None) -> None:
+        """Replaces the support, between two steps."""
+        self.support = support
+        self.numel = self.whole if support is None else support.numel()
+
+    def gather(self, whole: torch.Tensor) -> torch.Tensor:
+        """Returns the elements of the support; `whole` itself, in its shape, if that is all."""
+        if self.support is None:
+            return whole
+        return whole.reshape(-1).to(self.support.device)[self.support]
+
+    def spread(self, part: torch.Tensor) -> torch.Tensor:
+        """Returns all elements, flat: what `gather` has returned, and zeros outside the support."""
+        if self.support is None:
+            return part
+        return part.new_zeros(self.whole).index_copy_(0, self.support, part)
 
     def note_arrival(self) -> None:
         """Records that a gradient has been computed from the parameter's present value."""
@@ -86,14 +107,14 @@ class Slot:
 
         Returns:
             Contiguous memory with the gradient, kept alive until `release`: the gradient's own,
-            unless that is not contiguous, or too narrow.
+            unless that is not contiguous, or too narrow, or has a support.
         """
         grad = self.gradient()
         self._grad = grad
         self._version, self._address = grad._version, grad.data_ptr()
         # Horovod may write by functions of PyTorch, which count in the version of a tensor, but not
         # in that of a tensor whose `data` they are given.
-        self.work = grad.data.contiguous()
+        self.work = self.gather(grad.data).contiguous()
         if wide:
             self.convert(torch.promote_types(grad.dtype, torch.float32))
         return self.work
@@ -108,7 +129,7 @@ class Slot:
             return "was set to None"
         if self._grad is None or self.grad is not self._grad:
             return "was replaced"
-        if self._grad.data_ptr() != self._address or self._grad.numel() != self.numel:
+        if self._grad.data_ptr() != self._address or self._grad.numel() != self.whole:
             return "was given other memory"
         # Views of one flat tensor share its version, which gradients that arrive later raise.
         if self._grad._version != self._version and not self._grad._is_view():
@@ -134,7 +155,9 @@ class Slot:
         """Copies the result into the gradient, if the exchange worked on a copy of it."""
         assert self._grad is not None
         assert self.work is not None
-        if self.work.data_ptr() != self._grad.data_ptr():
+        if self.support is not None:
+            self._grad.copy_(self.spread(self.work).view(self._grad.shape))
+        elif self.work.data_ptr() != self._grad.data_ptr():
             self._grad.copy_(self.work)
 
     @contextmanager

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from hvd_sparse.errors import CheckpointMismatchError, InvalidArgumentError
 from hvd_sparse.log import logger
 from hvd_sparse.planning.over_time import PlanOverTime
+from hvd_sparse.pytorch import masks
 from hvd_sparse.pytorch.gradient_exchange import GradientExchange
 from hvd_sparse.pytorch.local_steps import LocalSteps
 from hvd_sparse.pytorch.shards import shard_of
@@ -132,8 +133,9 @@ def save(exchange: GradientExchange) -> dict[str, Any]:
         "size": exchange.world.size,
         "conditions": exchange.conditions,
         "layers": layers_of(exchange),
-        "residuals": {name: part.clone() for name, part in exchange.steps.state.residuals()},
-        "velocities": {name: part.clone() for name, part in exchange.steps.state.velocities()},
+        "masks": masks.of(exchange),
+        "residuals": {name: part.clone() for name, part in exchange.steps.residuals().items()},
+        "velocities": {name: part.clone() for name, part in exchange.steps.velocities().items()},
         "states": {name: part.clone() for name, part in exchange.steps.state.sparsifier_states()},
         "pending": exchange.steps.pending,
         "step": exchange.steps.count,
@@ -177,7 +179,8 @@ def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
 
     Without saved velocities, the velocities continue the optimizer's own momentum.
 
-    If compression, device or ranks per node differ, plan and thresholds are not restored.
+    If compression, device or ranks per node differ, plan and thresholds are not restored. Masks
+    become those with which the state was saved.
     """
     if isinstance(exchange, LocalSteps):
         exchange.load_local_state(None if saved is None else saved.get("local"))
@@ -186,6 +189,7 @@ def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
         exchange.steps.load({}, {}, exchange.momentum.begin(exchange.parameters, step), step=step)
         return
     saved = taken_up(saved, exchange.conditions, is_rank0=exchange.world.rank == 0)
+    masks.restore(exchange, saved.get("masks", {}))  # older files have none
     if exchange.tuner is not None:
         exchange.restore_tuning(saved["tuning"], step=saved["step"])
     exchange.steps.load(
@@ -199,7 +203,7 @@ def load(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
 
 
 def adopt_progress(exchange: GradientExchange, rank: int) -> None:
-    """Adopts the step and the plan of one rank; residuals stay. Collective.
+    """Adopts the step, the plan and the masks of one rank; residuals stay. Collective.
 
     Call it after the optimizer's state was broadcast from that rank. Velocities stay if all ranks
     have taken the same steps. Where that rank, or this one, has come by its momentum otherwise,
@@ -226,6 +230,7 @@ def adopt_progress(exchange: GradientExchange, rank: int) -> None:
     reports: list[_Progress] = exchange.world.allgather_object(own, _Progress)
     source = next((at for at, one in enumerate(reports) if one.job_rank == rank), 0)
     theirs = reports[source]
+    masks.adopt(exchange, masks.of(exchange), source)
     mine = save(exchange)
     # At another step the count of draws differs, as on a rank that alone loaded an older state.
     alike = (theirs.step, theirs.tuning) == (mine["step"], mine["tuning"])
@@ -259,6 +264,9 @@ def _mismatch(exchange: GradientExchange | None, saved: dict[str, Any]) -> str |
         return mismatch
     assert exchange is not None
     numels = {name: shard_of(param).numel() for name, param in exchange.parameters.items()}
+    mismatch = masks.mismatch_of(exchange, saved.get("masks", {}))
+    if mismatch is not None:
+        return mismatch
     for parts, numel_of, what, why in (
         (saved["residuals"], layers, "residual", ""),
         (saved.get("velocities", {}), numels, "velocity", ", or of another model"),

@@ -91,7 +91,7 @@ class Steps:
         self._velocity_only = [
             Layer(slot.name, slot.numel)
             for slot in slots
-            if momentum.exists and slot.name not in sparse and slot.optimized
+            if momentum.exists and slot.name not in sparse and slot.optimized and slot.numel
         ]
         self._lay_out(layers)
 
@@ -165,6 +165,14 @@ class Steps:
         self._engine.replace(self._buckets.adopt(choices))
         self._room = torch.empty(self._engine.room, dtype=torch.float32, device=self.device)
 
+    def residuals(self) -> dict[str, torch.Tensor]:
+        """Returns this rank's residuals by parameter: float32, flat; zero outside a support."""
+        return {name: self._slots[name].spread(one) for name, one in self.state.residuals()}
+
+    def velocities(self) -> dict[str, torch.Tensor]:
+        """Returns this rank's velocities by parameter, if momentum is corrected."""
+        return {name: self._slots[name].spread(one) for name, one in self.state.velocities()}
+
     def load(
         self,
         residuals: Mapping[str, torch.Tensor],
@@ -177,12 +185,16 @@ class Steps:
         """Loads another exchange's state, between two steps, on all ranks, each its own values.
 
         Args:
-            residuals: Like the next two, as `ExchangeState` returns them; missing ones are zero.
-            sparsifier_states: See there.
-            velocities: See there.
+            residuals: As `residuals` returns them; missing ones are zero, as in the next two.
+            sparsifier_states: As `ExchangeState` returns them.
+            velocities: As `velocities` returns them.
             step: Number of steps so far, the same on all ranks.
             pending: The value of `pending` after those steps.
         """
+        residuals, velocities = (
+            {n: self._slots[n].gather(one) for n, one in parts.items() if n in self._slots}
+            for parts in (residuals, velocities)
+        )
         self.state.load(residuals, sparsifier_states, velocities)
         self._continue_after(step, pending=pending)
 
@@ -287,7 +299,8 @@ class Steps:
             if not is_dense:
                 return
         for slot in slots:
-            self.dense.launch(slot)
+            if slot.numel:
+                self.dense.launch(slot)
 
     def wait(self) -> tuple[_core.BucketStats, ...]:
         """Waits until all slots hold their results; returns the statistics of sparse buckets."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,6 +14,7 @@ from hvd_sparse.compression.checks import checked_count
 from hvd_sparse.errors import InvalidArgumentError, UnsupportedError
 from hvd_sparse.exchange.interval import checked_loss
 from hvd_sparse.pytorch import checkpoint
+from hvd_sparse.pytorch import masks as masks_of_exchange
 from hvd_sparse.pytorch.attachment import Attachment, require_attachment
 from hvd_sparse.pytorch.forward import ForwardSteps
 from hvd_sparse.pytorch.hooks import opaque
@@ -190,6 +192,31 @@ class TorchExchange(ABC):
         exchange.check()
         attachment.refuse_if_busy("replan()")
         exchange.replan()
+
+    def set_masks(self, masks: Mapping[str, torch.Tensor] | None) -> None:
+        """Exchanges only the masked entries of gradients from now on. Collective.
+
+        All other entries of the averages are 0. No positions are sent, so an exchange costs what
+        that of so many entries costs. Call it between two steps. Residuals and velocities of
+        entries that are no longer masked are dropped. Checkpoints keep the masks. A single rank
+        exchanges nothing, and keeps its gradients whole.
+
+        Args:
+            masks: Tensors of bool by the name of their parameter, of its shape, on its device, the
+                same on all ranks; True marks an entry that is exchanged. They replace all earlier
+                ones. A parameter without one is exchanged whole; None or {}: all of them.
+
+        Raises:
+            InvalidArgumentError: On every rank, if a mask of one fits no parameter, or the ranks'
+                masks differ. Nothing was sent or changed.
+            UnsupportedError: The compression is adaptive, or has local steps; with wait_in_forward;
+                with a sharded model.
+            GradientInFlightError: Gradients have arrived but are not exchanged, or not applied yet.
+            ExchangeFailedError: Another rank ended the exchange, or died.
+        """
+        checkpoint.refuse_if_busy(self._owner(), "set_masks()")
+        self._attachment.renewal.renew()
+        masks_of_exchange.replace(self._attachment.exchange, masks)
 
     def mark_step(self, mark: str) -> None:
         """Marks the current step of this rank, and all later ones until the next call.

@@ -9,6 +9,7 @@ from tests.framework_laws import (
     laws_in,
     local_gradient,
     local_steps,
+    masks,
     momentum,
     numerics,
     quality,
@@ -21,4 +22,4 @@ from tests.framework_laws import (
 
 globals().update(laws_in(exactness, same_bits, numerics, local_gradient, momentum, quality))
 globals().update(laws_in(tuned_dense, tuning, checkpoint, local_steps, streaming_steps))
-globals().update(laws_in(discards, robust))
+globals().update(laws_in(discards, robust, masks))

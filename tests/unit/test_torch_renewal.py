@@ -89,9 +89,7 @@ def exchange_of(param: torch.Tensor) -> LocalSteps:
         layers=(),
         parameters={},
         momentum=SimpleNamespace(begin=lambda parameters, step: {}, give_back=list),
-        steps=SimpleNamespace(
-            count=0, state=SimpleNamespace(velocities=list), load=load, loaded=loaded
-        ),
+        steps=SimpleNamespace(count=0, velocities=dict, load=load, loaded=loaded),
         rates=LearningRates(optimizer, LAGS()),
         stats=None,
         close=lambda: None,
