@@ -13,6 +13,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import Shard
 
+from hvd_sparse.errors import UnsupportedError
 from hvd_sparse.fsdp import attach
 from tests.marks import long
 from tests.parallel_fsdp.nets import (
@@ -20,6 +21,7 @@ from tests.parallel_fsdp.nets import (
     SPARSE,
     WIDTH,
     adam,
+    all_meshes,
     assert_close,
     assert_equal_replicas,
     data,
@@ -106,6 +108,18 @@ def test_a_module_may_run_several_times_in_one_forward_pass():
             optimizer.zero_grad()
 
     compared(run)
+
+
+def test_shards_cannot_have_masks():
+    for mesh in all_meshes():
+        ours = net(mesh)
+        optimizer = adam(ours)
+        exchange = attach(ours, optimizer, KEPT)
+        if mesh.size(0) > 1:
+            with pytest.raises(UnsupportedError, match="a sharded model"):
+                exchange.set_masks({})
+        else:  # there is no exchange
+            exchange.set_masks({})
 
 
 def test_micro_batches_of_a_pipeline_are_exchanged_with_the_last_one():
