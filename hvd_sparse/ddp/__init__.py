@@ -20,11 +20,13 @@ from hvd_sparse.compression import (
 from hvd_sparse.ddp.attaching import attach
 from hvd_sparse.ddp.functions import sparse_allreduce
 from hvd_sparse.ddp.user_exchange import Exchange
+from hvd_sparse.pytorch.dropback import DropBack
 
 __all__ = [
     "LAGS",
     "SBC",
     "Dense",
+    "DropBack",
     "Exchange",
     "GTopK",
     "GaussianK",

@@ -244,6 +244,11 @@ class Attachment:
         self.exchange.release()
 
     @property
+    def is_paused(self) -> bool:
+        """True within `paused`: a step is none of training."""
+        return self._mode is _Mode.PAUSED
+
+    @property
     def _active(self) -> GradientExchange | None:
         """The exchange, unless it is paused."""
         return None if self._mode is _Mode.PAUSED else self.exchange

@@ -15,6 +15,7 @@ Importing this module teaches `horovod.torch.DistributedOptimizer` sparse compre
 import horovod.torch as _horovod
 
 from hvd_sparse.compression import LAGS, SBC, Dense, GaussianK, GTopK, ThreeLC, TopK
+from hvd_sparse.pytorch.dropback import DropBack
 from hvd_sparse.ranks import horovod_names as _reexport
 from hvd_sparse.torch import patches as _patches
 from hvd_sparse.torch.functions import sparse_allreduce
@@ -26,6 +27,7 @@ __all__ = [
     "LAGS",
     "SBC",
     "Dense",
+    "DropBack",
     "Exchange",
     "GTopK",
     "GaussianK",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.framework_laws import (
     checkpoint,
     discards,
+    dropback,
     exactness,
     laws_in,
     local_gradient,
@@ -22,4 +23,4 @@ from tests.framework_laws import (
 
 globals().update(laws_in(exactness, same_bits, numerics, local_gradient, momentum, quality))
 globals().update(laws_in(tuned_dense, tuning, checkpoint, local_steps, streaming_steps))
-globals().update(laws_in(discards, robust, masks))
+globals().update(laws_in(discards, robust, masks, dropback))
