@@ -96,3 +96,17 @@ def test_the_example_trains_and_goes_on_from_its_checkpoint(tmp_path):
     assert len(shares) == 3
     assert float(shares[-1]) > 80
     assert re.search(r"\d+ steps, .* of them sparse", again.output)
+
+
+@pytest.mark.long  # tests/framework_laws/dropback.py trains few weights on two ranks, too
+def test_the_example_of_dropback_sends_fewer_bytes_once_weights_are_frozen():
+    options = "--models cnn --factors 1 10 --momenta 0 --seeds 0 --epochs 4 --freeze-epochs 1"
+    job = torchrun(2, ["examples/ddp_dropback.py", *options.split()])
+    assert job.status == 0, job.output
+    rows = re.findall(r"\| cnn \| 0.* \| ([\d.]+) \| ([\d,]+) to ([\d,]+) \|", job.output)
+    (whole, first, last), (few, before, after) = [
+        (float(share), *(int(one.replace(",", "")) for one in sent)) for share, *sent in rows
+    ]
+    assert min(whole, few) > 70
+    assert first == last == before
+    assert after < 0.11 * before
