@@ -32,7 +32,6 @@ from coding import measure_coding
 from contenders import Size
 from dense_codes import measure_dense_codes
 from device_blocks import measure_merge
-from model_step import measure_step
 from reporting import Result, write
 from side_by_side import measure_selection
 from turns import SETTLING, Gradients, Memory, Turns, exact_warm_up, lineup
@@ -46,7 +45,6 @@ NUMELS, DENSITIES = (25_600_000, 1_000_000), (0.001, 0.01)
 ON_DEVICE_NUMELS, ON_DEVICE_DENSITIES = (25_600_000, 256_000_000), (0.001,)
 MESSAGES = (25_600, 256_000)  # entries of a coded block
 LEAST_WARM_UP = 60
-MODEL_LAYERS = 160  # of the local step on a GPU
 
 
 def measure(
@@ -107,23 +105,6 @@ def measure_on_device(
         results.append(Result(title, rows, settings | {"density": density}, verified))
     for result in results:
         result.show()
-    return results
-
-
-def measure_model(
-    numel: int, densities: Sequence[float], device: str, *, steps: int
-) -> list[Result]:
-    """Measures the local step of a whole model on a GPU, all layers at once."""
-    results = []
-    for density in densities:
-        rows, verified = measure_step(numel, MODEL_LAYERS, density, device, steps)
-        settings = {
-            "numel": numel, "layers": MODEL_LAYERS, "density": density, "device": device,
-            "steps": steps,
-        }  # fmt: skip
-        title = f"{MODEL_LAYERS} layers, {numel:,} entries at density {density:g}, all on {device}"
-        results.append(Result(title, rows, settings, verified))
-        results[-1].show()
     return results
 
 
@@ -230,8 +211,6 @@ def main(
                 yield measure_pieces(block, one, threads=threads, steps=steps)
         for one in numels_beside if side_by_side else []:
             yield measure_on_device(block, one, densities_beside, device, steps=steps)
-        if not on_cpu:
-            yield measure_model(model, density, device, steps=steps)
 
     results: list[Result] = []
     for some in measured():

@@ -52,19 +52,24 @@ class Memory:
         return bool(least >= rest.max()) and len(indices.unique()) == len(indices)
 
 
-class OnCpuWork:
-    """A stand-in on the CPU for work on a stream."""
+class Work:
+    """Error feedback and selection, which waits until the block is in memory of the CPU."""
 
     def __init__(
         self, sparsifier: str, options: dict[str, float], memory: Memory, sign: int, kept: int
     ) -> None:
-        numel = memory.copied.numel()
-        self._selector = _core_testing.Selector(sparsifier, options, numel=numel, k=memory.k)
         self._gradient, self._residual = memory.gradients[sign], memory.residuals[kept]
+        self._selector = _core_testing.Selector(
+            sparsifier,
+            options,
+            numel=self._gradient.numel(),
+            k=memory.k,
+            device=str(self._gradient.device),
+        )
         self._state = torch.zeros(4)
 
-    def enqueue(self, _: int) -> None:
-        """Does the work at once."""
+    def run(self) -> _core.Block:
+        """Selects, and returns the selection."""
         self._selector.select(
             buffer(self._gradient),
             decay=1.0,
@@ -72,34 +77,17 @@ class OnCpuWork:
             residual=buffer(self._residual),
             state=buffer(self._state),
         )
-
-    def wait(self) -> _core.Block:
-        """Returns the last selection."""
         return self._selector.block
 
 
-Work = OnCpuWork | _core_testing.StreamWork
-
-
-def pass_work(memory: Memory, sign: int, device: str) -> Work:
+def pass_work(memory: Memory, sign: int) -> Work:
     """Returns error feedback and selection by the known threshold, in one pass."""
-    if device == "cpu":
-        return OnCpuWork("hard_threshold", {"threshold": memory.threshold}, memory, sign, 0)
-    return _core_testing.pass_work(
-        buffer(memory.gradients[sign]),
-        buffer(memory.residuals[0]),
-        threshold=memory.threshold,
-        k=memory.k,
-        device=device,
-    )
+    return Work("hard_threshold", {"threshold": memory.threshold}, memory, sign, 0)
 
 
-def select_work(memory: Memory, sign: int, device: str) -> Work:
+def select_work(memory: Memory, sign: int) -> Work:
     """Returns a whole selection, which finds its threshold."""
-    if device == "cpu":
-        return OnCpuWork("top_k", {}, memory, sign, 1)
-    gradient, residual = buffer(memory.gradients[sign]), buffer(memory.residuals[1])
-    return _core_testing.select_work(gradient, residual, k=memory.k, device=device)
+    return Work("top_k", {}, memory, sign, 1)
 
 
 class Ours:
@@ -108,26 +96,24 @@ class Ours:
     Args:
         make: `pass_work` or `select_work`.
         memory: The set.
-        device: Device of the set.
         kept: Index of the residual that is changed.
     """
 
     def __init__(
         self,
-        make: Callable[[Memory, int, str], Work],
+        make: Callable[[Memory, int], Work],
         memory: Memory,
-        device: str,
         *,
         kept: int,
     ) -> None:
-        self._memory, self._device = memory, device
+        self._memory = memory
         self._residual = memory.residuals[kept]
-        self._works = [make(memory, sign, device) for sign in range(2)]
+        self._works = [make(memory, sign) for sign in range(2)]
         self._signs = cycle(range(2))
 
-    def enqueue(self) -> None:
-        """Launches the work on the current stream."""
-        self._works[next(self._signs)].enqueue(stream_of(self._device))
+    def run(self) -> None:
+        """Does the work, of the gradient and its negative in turn."""
+        self._works[next(self._signs)].run()
 
     def check(self) -> bool:
         """Runs twice; returns true if nothing is lost and the largest entries are selected."""
@@ -135,16 +121,15 @@ class Ours:
         for _ in range(2):
             sign = next(self._signs)
             expected = self._residual + self._memory.gradients[sign]
-            self._works[sign].enqueue(stream_of(self._device))
-            _finish(self._device)
-            block = self._works[sign].wait()
+            _finish(self._residual.device)
+            block = self._works[sign].run()
             indices = torch.from_numpy((block.indices() & ~SURVIVED).astype(np.int64))
             right &= 0 < len(indices) <= self._memory.k
             right &= is_right(
                 expected,
                 self._residual,
-                indices.to(self._device),
-                torch.from_numpy(block.values().copy()).to(self._device),
+                indices.to(self._residual.device),
+                torch.from_numpy(block.values().copy()).to(self._residual.device),
                 largest=True,
             )
         return right
@@ -154,6 +139,6 @@ def stream_of(device: str) -> int:
     return 0 if device == "cpu" else int(torch.cuda.current_stream(device).cuda_stream)
 
 
-def _finish(device: str) -> None:
-    if device != "cpu":
+def _finish(device: torch.device) -> None:
+    if device.type != "cpu":
         torch.cuda.synchronize(device)

@@ -7,7 +7,8 @@ negative: entries below the threshold come and go, and the others are selected e
 all passes do the same work. All other ways work on the gradient alone.
 
 Each is launched several times in a row between two of CUDA's events, so that the device's work is
-timed, with its launches, and not Python's speed of launching. On the CPU, which has neither events
+timed, with its launches, and not Python's speed of launching. This package's selections also wait
+for the device, and for their block in memory of the CPU. On the CPU, which has neither events
 nor streams, the clock and the selection are the CPU's: that only shows that the benchmark works.
 
 Every result is checked before the first step and after the last, outside the timing.
@@ -34,7 +35,6 @@ from selection_sets import Memory, Ours, pass_work, select_work, stream_of
 
 from hvd_sparse.errors import UnavailableError
 
-PASS_LIMIT = 0.8  # aim for the pass: this share of a copy's bandwidth
 TURN_BYTES = 1 << 30  # gradients and residuals of all sets together, unless two sets are larger
 MOST_SETS = 16
 TOP_K = "torch.topk"
@@ -49,26 +49,24 @@ class Rotating:
         enqueue: For each set, launches the work on the current stream.
         check: For each set, does the work and returns true if the result is right.
         bytes_moved: Bytes that it must read and write in memory; 0 if that is of no interest.
-        aim: Share of a copy's bandwidth that it should reach; None: no aim.
     """
 
     name: str
     enqueue: list[Callable[[], object]]
     check: list[Callable[[], bool]]
     bytes_moved: int = 0
-    aim: float | None = None
 
 
-def ours(sets: list[Memory], device: str) -> Iterator[Rotating]:
+def ours(sets: list[Memory]) -> Iterator[Rotating]:
     """Yields this package's ways."""
     numel = sets[0].copied.numel()
-    for name, make, kept, aim in (
-        ("error feedback and taking", pass_work, 0, PASS_LIMIT),
-        ("whole selection", select_work, 1, None),
+    for name, make, kept in (
+        ("error feedback and taking", pass_work, 0),
+        ("whole selection", select_work, 1),
     ):
-        works = [Ours(make, memory, device, kept=kept) for memory in sets]
-        enqueue, check = [one.enqueue for one in works], [one.check for one in works]
-        yield Rotating(name, enqueue, check, 12 * numel, aim)
+        works = [Ours(make, memory, kept=kept) for memory in sets]
+        run, check = [one.run for one in works], [one.check for one in works]
+        yield Rotating(name, run, check, 12 * numel)
 
 
 def of_torch(sets: list[Memory]) -> Iterator[Rotating]:
@@ -175,7 +173,7 @@ def measure_selection(
 def _measure_here(numel: int, density: float, device: str, steps: int) -> tuple[list[Row], bool]:
     count = min(MOST_SETS, max(2, math.ceil(TURN_BYTES / (8 * numel))))
     sets = [Memory(numel, density, device) for _ in range(count)]
-    found = [*of_torch(sets), *ours(sets, device), *of_cub(sets, device), *of_cupy(sets, device)]
+    found = [*of_torch(sets), *ours(sets), *of_cub(sets, device), *of_cupy(sets, device)]
     ways = [one for one in found if isinstance(one, Rotating)]
     verified = all(check() for way in ways for check in way.check)
     pieces = []
@@ -197,8 +195,6 @@ def _measure_here(numel: int, density: float, device: str, steps: int) -> tuple[
         if way.bytes_moved > 0:
             facts["GB/s"] = 1e-6 * way.bytes_moved / timing.median
             facts["of a copy's"] = way.bytes_moved / timing.median / copy
-        if way.aim is not None and device != "cpu":
-            facts["aim"] = way.aim
         facts["x topk"] = timing.median / timings[TOP_K].median
         facts["sets"], facts["k"] = count, k
         rows.append(Row(way.name, timing, facts))

@@ -1,6 +1,6 @@
 """Types of csrc/bindings/python_testing.cc; only builds for development have this module."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from hvd_sparse._core import Block
 
@@ -41,20 +41,8 @@ class DenseCoder:
     def decode(self, out: _Buffer) -> None: ...
     def add(self, total: _Buffer) -> None: ...
 
-class StreamWork:
+class MergeWork:
     def enqueue(self, stream: int) -> None: ...
     def wait(self) -> Block: ...
 
-def merge_work(own: Block, theirs: Block, *, k: int, device: str) -> StreamWork: ...
-def pass_work(
-    gradient: _Buffer, residual: _Buffer, *, threshold: float, k: int, device: str
-) -> StreamWork: ...
-def select_work(gradient: _Buffer, residual: _Buffer, *, k: int, device: str) -> StreamWork: ...
-def step_work(
-    gradients: Sequence[_Buffer],
-    residual: _Buffer,
-    outputs: Sequence[_Buffer],
-    *,
-    ks: Sequence[int],
-    device: str,
-) -> StreamWork: ...
+def merge_work(own: Block, theirs: Block, *, k: int, device: str) -> MergeWork: ...

@@ -57,7 +57,6 @@ ALONE, TOGETHER = " --share=1/2", " --share=2/2"
 # lengths or other types, of the same steps with other options.
 LONG_CPP = (
     "DenseWorkOnDevice.CodesHaveTheBitsOfTheCpu",
-    "DeviceLaunches.AStepThatCorrectsMomentumTakesNoMore",
     "DeviceOutOfMemory.InAnyAllocationOfAStepLosesNothing/Devices_gaussian",
     "FeedbackOfType.TakingEqualsOneAfterTheOther.*<(double|hvd_sparse::.*)>",
     "FollowThreshold.TheCountStaysLawfulWhenTheGradientJumps/(sampled|sidco)",

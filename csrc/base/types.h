@@ -96,14 +96,13 @@ struct Device {
 /// A framework's stream as a number (a cudaStream_t for CUDA; 0 is the default stream).
 using StreamHandle = std::uintptr_t;
 
-// ---- The route of a bucket's step: how much of it runs on a device ------------------------------
+// ---- The route of a bucket's step: how its blocks travel ------------------------------
 
 /// The route of a step, which RouteOf (csrc/exchange/route_of.h) chooses. It must be equal on all
 /// ranks: they compare it before any of them waits for another's device.
 enum class Route : std::uint8_t {
-  kCalls,   ///< one call at a time: blocks lie in CPU memory and are sent from there
-  kRounds,  ///< like kCalls, but the collective's rounds go from device to device
-  kStep,    ///< the whole step is enqueued on the device at once
+  kCalls,   ///< blocks lie in CPU memory and are sent from there
+  kRounds,  ///< the collective's rounds go from device to device
 };
 
 /// The route's name as shown to users.
@@ -113,8 +112,6 @@ inline const char* NameOf(Route route) {
       return "calls";
     case Route::kRounds:
       return "device rounds";
-    case Route::kStep:
-      return "device step";
   }
   return "unknown";
 }

@@ -69,9 +69,9 @@ void BindExchange(py::module_& m) {
       .def_readonly("step", &BucketStats::step, "Number of steps of this bucket before this one.")
       .def_property_readonly(
           "route", [](const BucketStats& self) { return NameOf(self.route); },
-          "\"calls\" (call by call, blocks in CPU memory), \"device rounds\" (call by call, but a "
-          "collective's rounds go from GPU to GPU) or \"device step\" (the whole step was queued "
-          "on a GPU at once); see docs/cuda.md.")
+          "\"calls\" (blocks were sent from CPU memory) or \"device rounds\" (from GPU to GPU); "
+          "see "
+          "docs/cuda.md.")
       .def_readonly("numel", &BucketStats::numel, "Entries of the bucket.")
       .def_readonly("asked", &BucketStats::asked,
                     "Entries asked for (the sum of k over its segments).")

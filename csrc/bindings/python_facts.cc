@@ -39,13 +39,11 @@ void BindFacts(py::module_& m) {
 
   m.def(
       "route_of",
-      [](const std::string& collective, const std::string& sparsifier, const std::string& values,
-         bool on_device, bool connected) {
-        return NameOf(
-            RouteOf({collective, sparsifier, AnyValuesFrom(values), on_device, connected}));
+      [](const std::string& collective, const std::string& values, bool connected) {
+        return NameOf(RouteOf(collective, AnyValuesFrom(values), connected));
       },
-      py::arg("collective"), py::kw_only(), py::arg("sparsifier"), py::arg("values"),
-      py::arg("on_device"), py::arg("connected"), "The route of a bucket's steps.");
+      py::arg("collective"), py::kw_only(), py::arg("values"), py::arg("connected"),
+      "The route of a bucket's steps.");
 
   m.attr("header_bytes") = sizeof(BlockHeader);
   m.attr("index_bytes") = sizeof(Index);

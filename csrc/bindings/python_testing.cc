@@ -20,7 +20,7 @@
 #include "csrc/bindings/python_buffers.h"
 #include "csrc/devices/kernels_for.h"
 #include "csrc/kernels/kernels.h"
-#include "csrc/kernels/stream_work.h"
+#include "csrc/kernels/merge_work.h"
 #include "csrc/sparsifiers/sparsifier.h"
 #include "csrc/wire/value_coding.h"
 
@@ -190,15 +190,15 @@ void BindCalls(py::module_& m) {
       "Puts back what was selected and is not marked as delivered in the reduced block.");
 }
 
-void BindStreamWork(py::module_& m) {
-  py::class_<StreamWork>(m, "StreamWork", "A part of a step, to be enqueued on a device's stream.")
+void BindMergeWork(py::module_& m) {
+  py::class_<MergeWork>(m, "MergeWork", "A merge on a device, to be enqueued on a stream.")
       .def(
-          "enqueue", [](StreamWork& self, StreamHandle stream) { self.Enqueue(stream); },
+          "enqueue", [](MergeWork& self, StreamHandle stream) { self.Enqueue(stream); },
           py::arg("stream"), py::call_guard<py::gil_scoped_release>(),
           "Gives the work to a stream (a number; 0 is the default one), and returns at once.")
       .def(
           "wait",
-          [](StreamWork& self) {
+          [](MergeWork& self) {
             auto block = std::make_unique<SparseBlock>();
             self.WaitForResult(block.get());
             return block;
@@ -209,52 +209,9 @@ void BindStreamWork(py::module_& m) {
   m.def(
       "merge_work",
       [](const SparseBlock& own, const SparseBlock& theirs, std::int64_t k,
-         const std::string& device) {
-        return StreamWorkOn(DeviceFrom(device), &StreamWorkMakers::merge, own, theirs, k);
-      },
+         const std::string& device) { return MergeWorkOn(DeviceFrom(device), own, theirs, k); },
       py::arg("own"), py::arg("theirs"), py::kw_only(), py::arg("k"), py::arg("device"),
       "The k largest of the union of two blocks, all on the device.");
-
-  m.def(
-      "pass_work",
-      [](const PyBuffer& gradient, const PyBuffer& residual, float threshold, std::int64_t k,
-         const std::string& device) {
-        return StreamWorkOn(DeviceFrom(device), &StreamWorkMakers::pass, ViewOf(gradient),
-                            FloatsOf(residual, "residual"), threshold, k);
-      },
-      py::arg("gradient"), py::arg("residual"), py::kw_only(), py::arg("threshold"), py::arg("k"),
-      py::arg("device"),
-      "residual += gradient, less the entries that exceed the threshold: the first ones of them, "
-      "for which a selection of k has room. The memory must outlive the work.");
-
-  m.def(
-      "select_work",
-      [](const PyBuffer& gradient, const PyBuffer& residual, std::int64_t k,
-         const std::string& device) {
-        return StreamWorkOn(DeviceFrom(device), &StreamWorkMakers::select, ViewOf(gradient),
-                            FloatsOf(residual, "residual"), k);
-      },
-      py::arg("gradient"), py::arg("residual"), py::kw_only(), py::arg("k"), py::arg("device"),
-      "A selection of k entries that stays on the device, with the next step's threshold. The "
-      "memory must outlive the work.");
-
-  m.def(
-      "step_work",
-      [](const std::vector<PyBuffer>& gradients, const PyBuffer& residual,
-         const std::vector<PyBuffer>& outputs, const std::vector<std::int64_t>& ks,
-         const std::string& device) {
-        const auto views = [](const std::vector<PyBuffer>& buffers) {
-          std::vector<GradView> all;
-          for (const PyBuffer& buffer : buffers) all.push_back(ViewOf(buffer));
-          return all;
-        };
-        return StreamWorkOn(DeviceFrom(device), &StreamWorkMakers::step, views(gradients),
-                            FloatsOf(residual, "residual"), ks, views(outputs));
-      },
-      py::arg("gradients"), py::arg("residual"), py::arg("outputs"), py::kw_only(), py::arg("ks"),
-      py::arg("device"),
-      "A whole step of a rank that is alone: gradients of a segment each, k of each selected. The "
-      "memory must outlive the work.");
 }
 
 }  // namespace
@@ -265,5 +222,5 @@ PYBIND11_MODULE(_core_testing, m) {
   py::module_::import("hvd_sparse._core");  // binds the types of blocks and errors
   hvd_sparse::BindCalls(m);
   hvd_sparse::BindDenseCoder(m);
-  hvd_sparse::BindStreamWork(m);
+  hvd_sparse::BindMergeWork(m);
 }

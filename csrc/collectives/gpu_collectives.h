@@ -1,5 +1,4 @@
-/// The network between the devices of an exchange's ranks, and the work that runs over it: a
-/// collective for blocks in CPU memory, and whole steps of gradients that lie on the device.
+/// The network between the devices of an exchange's ranks, and the collectives that run over it.
 
 #pragma once
 
@@ -8,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "csrc/collectives/device_step.h"
 #include "csrc/collectives/sparse_allreduce.h"
 
 namespace hvd_sparse {
@@ -35,10 +33,6 @@ class GpuCollectives {
 
   /// Returns gTop-k for one bucket; the network must outlive it.
   virtual std::unique_ptr<DeviceReduce> GTopK() = 0;
-
-  /// Returns the device steps of one bucket, with selection by `gaussian`; the network must outlive
-  /// it. `id` counts the buckets from 0, the same on all ranks.
-  virtual std::unique_ptr<DeviceStep> Step(const BucketSpec& spec, std::uint32_t id) = 0;
 
   /// For plans: returns the seconds of each of `repetitions` swaps of `bytes` bytes with `peer`,
   /// which makes the same call, in the order of a stream. The CPU waits once for all of them.

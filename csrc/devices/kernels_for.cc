@@ -3,7 +3,7 @@
 #include "csrc/base/error.h"
 #ifdef HVD_SPARSE_WITH_CUDA
 #include "csrc/cuda/kernels/cuda_kernels.h"
-#include "csrc/cuda/step/stream_work.h"
+#include "csrc/cuda/kernels/merge_work.h"
 #endif
 
 namespace hvd_sparse {
@@ -26,9 +26,10 @@ std::unique_ptr<DenseWork> DenseWorkFor(Device device) {
   return device.IsCpu() ? NewCpuDenseWork() : NewCudaDenseWork(device.index);
 }
 
-StreamWorkMakers StreamWorkFor(Device device) {
+std::unique_ptr<MergeWork> MergeWorkOn(Device device, const SparseBlock& own,
+                                       const SparseBlock& theirs, std::int64_t k) {
   RequireGpu(device);
-  return {cuda::MakeMergeWork, cuda::MakePassWork, cuda::MakeSelectWork, cuda::MakeStepWork};
+  return cuda::MakeMergeWork(device.index, own, theirs, k);
 }
 
 bool BuiltWithCuda() { return true; }
@@ -52,10 +53,11 @@ std::unique_ptr<DenseWork> DenseWorkFor(Device device) {
   return NewCpuDenseWork();
 }
 
-StreamWorkMakers StreamWorkFor(Device device) {
+std::unique_ptr<MergeWork> MergeWorkOn(Device device, const SparseBlock&, const SparseBlock&,
+                                       std::int64_t) {
   RequireGpu(device);
   KernelsFor(device);  // throws
-  return {};
+  return nullptr;
 }
 
 bool BuiltWithCuda() { return false; }

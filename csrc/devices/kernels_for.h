@@ -9,7 +9,7 @@
 
 #include "csrc/base/types.h"
 #include "csrc/kernels/kernels.h"
-#include "csrc/kernels/stream_work.h"
+#include "csrc/kernels/merge_work.h"
 #include "csrc/wire/dense_work.h"
 
 namespace hvd_sparse {
@@ -21,15 +21,10 @@ const Kernels& KernelsFor(Device device);
 /// Returns a bucket's work of dense sums on a device; throws like KernelsFor.
 std::unique_ptr<DenseWork> DenseWorkFor(Device device);
 
-/// Returns what makes parts of a step that stay on a device. Throws like KernelsFor, and
-/// InvalidArgument if it is the CPU.
-StreamWorkMakers StreamWorkFor(Device device);
-
-/// Makes such a part: StreamWorkOn(device, &StreamWorkMakers::merge, own, theirs, k).
-template <typename Make, typename... Arguments>
-std::unique_ptr<StreamWork> StreamWorkOn(Device device, Make make, const Arguments&... arguments) {
-  return (StreamWorkFor(device).*make)(device.index, arguments...);
-}
+/// Returns the work that merges two blocks on a device and keeps the k largest entries. Throws like
+/// KernelsFor, and InvalidArgument if it is the CPU.
+std::unique_ptr<MergeWork> MergeWorkOn(Device device, const SparseBlock& own,
+                                       const SparseBlock& theirs, std::int64_t k);
 
 /// Returns true if this build has CUDA kernels.
 bool BuiltWithCuda();

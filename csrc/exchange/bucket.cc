@@ -7,7 +7,6 @@
 #include "csrc/base/error.h"
 #include "csrc/exchange/dense_node_step.h"
 #include "csrc/exchange/dense_step.h"
-#include "csrc/exchange/enqueued_step.h"
 #include "csrc/exchange/node_step.h"
 #include "csrc/exchange/sparse_step.h"
 #include "csrc/exchange/too_large.h"
@@ -15,7 +14,7 @@
 namespace hvd_sparse {
 namespace {
 
-std::unique_ptr<BucketStep> StepByCallsFor(StepRecord* record, NodePlace place) {
+std::unique_ptr<BucketStep> StepFor(StepRecord* record, NodePlace place) {
   const bool several = place.local_size > 1;  // only if nodes are summed first
   if (!record->collective.IsSparse()) {
     if (several) return std::make_unique<DenseNodeStep>(record, place);
@@ -47,27 +46,11 @@ std::string TextOf(GradientFault fault, Values values) {
 }  // namespace
 
 Bucket::Bucket(int id, BucketSpec spec, NodePlace place)
-    : record_(id, std::move(spec)),
-      by_calls_(StepByCallsFor(&record_, place)),
-      step_(by_calls_.get()) {}
+    : record_(id, std::move(spec)), step_(StepFor(&record_, place)) {}
 
-void Bucket::PrepareSteps(GpuCollectives* gpu_collectives) {
-  if (enqueued_ != nullptr) return;
-  enqueued_ = std::make_unique<EnqueuedStep>(&record_, gpu_collectives);
-}
-
-void Bucket::Select(Launch launch, int rank, const Kernels& kernels, Route route,
-                    const Mark* ready) {
+void Bucket::Select(Launch launch, int rank, const Kernels& kernels) {
   record_.Begin(std::move(launch));
-  const bool is_enqueued = route == Route::kStep && enqueued_ != nullptr;
-  step_ = is_enqueued ? enqueued_.get() : by_calls_.get();
-  step_->Select(rank, kernels, ready);
-}
-
-void Bucket::ReleaseDevices() {
-  step_ = by_calls_.get();
-  by_calls_->ReleaseDevices();
-  enqueued_.reset();
+  step_->Select(rank, kernels);
 }
 
 std::string Bucket::Problem() const {

@@ -1,7 +1,6 @@
 /// A bucket and its part in a step: accumulate, select, allreduce, settle, scatter.
 ///
-/// Each way to do that is a BucketStep; the bucket chooses one by its collective and the step's
-/// route.
+/// Each way to do that is a BucketStep; the bucket chooses one by its collective.
 
 #pragma once
 
@@ -30,26 +29,13 @@ class Bucket {
   /// Throws InvalidArgument, before anything is touched, if the launch does not fit the plan.
   void Validate(const Launch& launch) const { CheckLaunch(record_.spec, launch); }
 
-  /// For route kStep: allocates, once, the memory that all steps need on the network's device.
-  /// Called before the ranks compare their first step, so that none waits for a rank that has no
-  /// memory.
-  void PrepareSteps(GpuCollectives* gpu_collectives);
-  bool IsPreparedForSteps() const { return enqueued_ != nullptr; }
-
   /// Adds the gradients to the residual and moves the selected entries from there to a block; the
   /// gradients may be overwritten afterwards. If it throws, either all gradients have been added
   /// and nothing is selected, or nothing has happened.
-  ///
-  /// On route kStep, once prepared for it, all that is enqueued on the device, to begin after
-  /// `ready`.
-  void Select(Launch launch, int rank, const Kernels& kernels, Route route = Route::kCalls,
-              const Mark* ready = nullptr);
+  void Select(Launch launch, int rank, const Kernels& kernels);
 
   /// Returns the step in progress, or the last one.
   BucketStep& step() { return *step_; }
-
-  /// Waits for the device and frees its memory, before the network is destroyed.
-  void ReleaseDevices();
 
   /// The verdict on the step, equal on all ranks. Valid when the step has arrived.
   Verdict verdict() const { return record_.verdict; }
@@ -71,9 +57,7 @@ class Bucket {
 
  private:
   StepRecord record_;
-  const std::unique_ptr<BucketStep> by_calls_;
-  std::unique_ptr<BucketStep> enqueued_;  // null until PrepareSteps
-  BucketStep* step_;                      // the one in progress, or the last one
+  const std::unique_ptr<BucketStep> step_;
 };
 
 }  // namespace hvd_sparse

@@ -26,7 +26,7 @@ DenseFormat FormatOf(const BucketSpec& spec) {
 }  // namespace
 
 DenseStep::DenseStep(StepRecord* record, NodePlace place, Range summed)
-    : StepByCalls(record),
+    : BucketStep(record),
       sum_(summed.size(), CutsOf(record->spec, summed), FormatOf(record->spec), place.node,
            place.nodes, DenseWorkFor(record->spec.device), AggregationOf(record->spec)),
       begins_{0} {

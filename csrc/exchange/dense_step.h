@@ -15,11 +15,11 @@
 #include "csrc/base/types.h"
 #include "csrc/collectives/shard_sum.h"
 #include "csrc/comm/nodes.h"
-#include "csrc/exchange/step_by_calls.h"
+#include "csrc/exchange/bucket_step.h"
 
 namespace hvd_sparse {
 
-class DenseStep : public StepByCalls {
+class DenseStep : public BucketStep {
  public:
   DenseStep(StepRecord* record, NodePlace place) : DenseStep(record, place, {0, record->numel}) {}
 

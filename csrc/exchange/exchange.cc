@@ -32,13 +32,13 @@ Exchange::~Exchange() {
   bool amid_a_step = false;
   {
     const std::lock_guard lock(mutex_);
-    amid_a_step = AnyIs(State::kStarted) || AnyIs(State::kEnqueued) || AnyIs(State::kArrived);
+    amid_a_step = AnyIs(State::kStarted) || AnyIs(State::kArrived);
   }
   if (amid_a_step) Fail("it was closed while gradients were in flight");
   selector_.reset();
   exchanger_.reset();
   ReleaseMemory();
-  for (const auto& slot : slots_) slot->bucket->ReleaseDevices();
+  for (const auto& slot : slots_) slot->bucket->step().ReleaseDevices();
   if (ended_) LeakToMpi();
 }
 
@@ -130,7 +130,7 @@ void Exchange::Start(int id, Launch launch) {
     const std::lock_guard lock(mutex_);
     const BucketSpec& spec = slot->bucket->spec();
     const bool may_connect = Size() > 1 && devices_.MayBeThere();
-    slot->route = may_connect ? RouteOf(spec, launch) : Route::kCalls;
+    slot->route = RouteOf(spec.collective, spec.wire.values, may_connect);
     const bool is_first = !std::exchange(slot->was_started, true);
     slot->intent.clear();
     if (is_first || checks_) {
@@ -142,50 +142,40 @@ void Exchange::Start(int id, Launch launch) {
   selector_ == nullptr ? Select(slot) : selector_->Post(&slot->select_task);
 }
 
-/// Selects, unless this is the bucket's first step on route kStep: its selection waits until it is
-/// known whether the devices of all ranks are connected. The bucket keeps its place in the order.
 void Exchange::Select(Slot* slot) {
-  const bool waits = slot->route == Route::kStep && !slot->bucket->IsPreparedForSteps();
-  if (!waits) Take(slot);
-  exchanger_->Post(&slot->collective_task);
-}
-
-void Exchange::Take(Slot* slot) {
-  Launch launch = *std::exchange(slot->launch, std::nullopt);
   const bool done = Run(*slot, "select", [&] {
     slot->kernels->Follow(slot->ready.get());
-    slot->bucket->Select(std::move(launch), Rank(), *slot->kernels, slot->route, slot->ready.get());
+    slot->bucket->Select(std::move(slot->launch), Rank(), *slot->kernels);
   });
-  const std::lock_guard lock(mutex_);
-  slot->selected = done;
+  {
+    const std::lock_guard lock(mutex_);
+    slot->selected = done;
+  }
+  exchanger_->Post(&slot->collective_task);
 }
 
 void Exchange::RunCollective(Slot* slot) {
   Bucket& bucket = *slot->bucket;
   const Kernels& kernels = *slot->kernels;
-  const bool unselected = slot->launch.has_value();
-  GpuCollectives* gpu_collectives = nullptr;
-  const bool ready = Run(*slot, "exchange", [&] {
+  Run(*slot, "exchange", [&] {
     if (!slot->intent.empty()) {
       RequireSameIntent(comm_.get(), slot->intent,
                         Concat("bucket '", bucket.spec().name, "', check"));
     }
     kernels.Follow(slot->ready.get());
+    GpuCollectives* gpu_collectives = nullptr;
     if (slot->route != Route::kCalls) {
       gpu_collectives = devices_.CollectivesFor(bucket.spec().device, comm_.get());
     }
-    if (unselected && gpu_collectives != nullptr) bucket.PrepareSteps(gpu_collectives);
+    bucket.step().Reduce(*comm_, kernels, gpu_collectives);
   });
-  if (unselected && ready) Take(slot);
-  bool arrived = true;
-  Run(*slot, "exchange", [&] { arrived = bucket.step().Reduce(*comm_, kernels, gpu_collectives); });
   // Also after a failure: the bucket may have left gradients to be written later.
   Try(*slot, "exchange", [&] {
-    std::shared_ptr<const Mark> written = bucket.step().Written(kernels);
+    std::shared_ptr<const Mark> written = kernels.EndOfOwn();
     const std::lock_guard lock(mutex_);
     slot->written = std::move(written);
   });
-  Reach(arrived ? State::kArrived : State::kEnqueued, slot);
+  Reach(State::kArrived, slot);
 }
 
 template <typename Work>
@@ -205,20 +195,14 @@ bool Exchange::Try(const Slot& slot, const char* phase, const Work& work) {
 }
 
 bool Exchange::Wait(int id, double seconds, StreamHandle stream) {
-  const double deadline = SteadySeconds() + seconds;
   std::unique_lock lock(mutex_);
   Slot& slot = SlotOf(id);
   Require(ended_ || slot.state != State::kIdle, "bucket '", slot.bucket->spec().name,
           "' is waited for, but was not started");
   if (slot.wait_begin == 0) slot.wait_begin = SteadySeconds();
-  bool in_time = arrived_.wait_for(lock, std::chrono::duration<double>(seconds), [&] {
+  const bool in_time = arrived_.wait_for(lock, std::chrono::duration<double>(seconds), [&] {
     return ended_ ? !AnyIs(State::kStarted) : slot.state != State::kStarted;
   });
-  if (!ended_ && slot.state == State::kEnqueued) {
-    lock.unlock();
-    in_time = AwaitDevice(&slot, deadline - SteadySeconds());
-    lock.lock();
-  }
   if (ended_ && !AnyIs(State::kStarted)) {
     lock.unlock();
     ThrowEnded();
@@ -227,14 +211,6 @@ bool Exchange::Wait(int id, double seconds, StreamHandle stream) {
   if (slot.wait_end == 0) slot.wait_end = SteadySeconds();
   slot.kernels->MakeStreamFollow(stream, slot.written.get());
   return true;
-}
-
-/// Waits for a device that runs a whole step: the only wait of such a step.
-bool Exchange::AwaitDevice(Slot* slot, double seconds) {
-  bool arrived = false;
-  Run(*slot, "exchange", [&] { arrived = slot->bucket->step().Arrived(seconds); });
-  if (arrived) Reach(State::kArrived, slot);
-  return arrived;
 }
 
 BucketStats Exchange::Stats(int bucket) const {
@@ -315,8 +291,8 @@ void Exchange::Commit(const std::string& refuse) {
   {
     const std::unique_lock lock = LockWhileOpen();
     for (const auto& slot : slots_) {
-      Require(slot->state != State::kStarted && slot->state != State::kEnqueued,
-              "the step cannot end: bucket '", slot->bucket->spec().name, "' is in flight");
+      Require(slot->state != State::kStarted, "the step cannot end: bucket '",
+              slot->bucket->spec().name, "' is in flight");
     }
     const auto has_arrived = [](const Slot& slot) { return slot.state == State::kArrived; };
     refusal = Settle(has_arrived, refuse);
@@ -382,8 +358,7 @@ void Exchange::End(const Error& error, const char* reason) noexcept {
   arrived_.notify_all();
 }
 
-/// Puts the selected entries of a step that no rank will apply back into the residuals. Waits for a
-/// device that still runs its step: ending the exchange has freed it from waiting for its peers.
+/// Puts the selected entries of a step that no rank will apply back into the residuals.
 void Exchange::PutBackAll() {
   if (put_back_ || AnyIs(State::kStarted)) return;
   put_back_ = true;

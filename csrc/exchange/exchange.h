@@ -6,8 +6,7 @@
 ///
 /// Only a StepEngine makes these calls; others connect exchanges, add buckets and measure. Each
 /// bucket is started once per step, in the same order on every rank. The exchange's own thread
-/// runs their collectives in that order, or enqueues a whole step on a device, whose end Wait waits
-/// for; see route_of.h.
+/// runs their collectives in that order.
 ///
 /// Errors: if an argument is invalid, Start throws, and nothing has happened. Any later error ends
 /// the exchange on every rank: all waits throw, the residuals hold what was not applied, and the
@@ -162,8 +161,7 @@ class Exchange {
  private:
   enum class State {
     kIdle,
-    kStarted,   // a thread of the exchange has it, or will have it
-    kEnqueued,  // a device has its whole step
+    kStarted,  // a thread of the exchange has it, or will have it
     kArrived,
     kCommitted,  // by itself; other buckets of the step may be on their way
   };
@@ -180,9 +178,9 @@ class Exchange {
 
     Worker::Task select_task, collective_task;
 
-    // State of this step: its inputs, until Take takes them; its route, if devices can be
+    // State of this step: its inputs, until they are selected from; its route, if devices can be
     // connected; and what this rank is about to do, if the ranks compare that.
-    std::optional<Launch> launch;
+    Launch launch;
     Route route = Route::kCalls;
     std::string intent;
     double wait_begin = 0, wait_end = 0;
@@ -221,9 +219,7 @@ class Exchange {
   template <typename Work>
   bool Try(const Slot& slot, const char* phase, const Work& work);
   void Select(Slot* slot);
-  void Take(Slot* slot);
   void RunCollective(Slot* slot);
-  bool AwaitDevice(Slot* slot, double seconds);
   class Measuring;
   template <typename Work>
   void Measure(const std::string& what, const Work& work);

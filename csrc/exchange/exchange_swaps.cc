@@ -16,8 +16,7 @@ class Exchange::Measuring {
  public:
   Measuring(Exchange* exchange, const std::string& what) : exchange_(*exchange) {
     const std::lock_guard lock(exchange_.mutex_);
-    const bool is_free = !exchange_.AnyIs(State::kStarted) && !exchange_.AnyIs(State::kEnqueued) &&
-                         !exchange_.measuring_;
+    const bool is_free = !exchange_.AnyIs(State::kStarted) && !exchange_.measuring_;
     Require(is_free, what, " must wait until ",
             exchange_.measuring_ ? "another swap is over" : "no bucket is in flight");
     exchange_.measuring_ = true;

@@ -17,7 +17,7 @@ Segments SegmentsIn(Range shard, const StepRecord& record, Range spared = {}) {
 }  // namespace
 
 NodeStep::NodeStep(StepRecord* record, NodePlace place)
-    : StepByCalls(record),
+    : BucketStep(record),
       node_(record->numel, place),
       blocks_(record, node_.shard(), place),
       segments_(SegmentsIn(node_.shard(), *record, blocks_.spared())) {

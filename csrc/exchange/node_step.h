@@ -9,13 +9,13 @@
 
 #include "csrc/comm/nodes.h"
 #include "csrc/exchange/block_exchange.h"
+#include "csrc/exchange/bucket_step.h"
 #include "csrc/exchange/node_sum.h"
 #include "csrc/exchange/segments.h"
-#include "csrc/exchange/step_by_calls.h"
 
 namespace hvd_sparse {
 
-class NodeStep final : public StepByCalls {
+class NodeStep final : public BucketStep {
  public:
   NodeStep(StepRecord* record, NodePlace place);
 

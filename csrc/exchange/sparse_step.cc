@@ -5,7 +5,7 @@
 namespace hvd_sparse {
 
 SparseStep::SparseStep(StepRecord* record, NodePlace place)
-    : StepByCalls(record),
+    : BucketStep(record),
       blocks_(record, {0, record->numel}, place),
       segments_(record->spec.segment_numels, record->spec.max_ks, {0, record->numel},
                 *record->sparsifier, blocks_.spared()) {}

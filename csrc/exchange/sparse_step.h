@@ -1,4 +1,4 @@
-/// A step by calls on this rank's own residual: selected entries move to a block, the collective
+/// A step on this rank's own residual: selected entries move to a block, the collective
 /// sums the blocks of all ranks, and what was not delivered returns.
 ///
 /// If devices are connected, their rounds may replace the collective (route kRounds).
@@ -9,12 +9,12 @@
 #include <memory>
 
 #include "csrc/exchange/block_exchange.h"
+#include "csrc/exchange/bucket_step.h"
 #include "csrc/exchange/segments.h"
-#include "csrc/exchange/step_by_calls.h"
 
 namespace hvd_sparse {
 
-class SparseStep final : public StepByCalls {
+class SparseStep final : public BucketStep {
  public:
   SparseStep(StepRecord* record, NodePlace place);
 

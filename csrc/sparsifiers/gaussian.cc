@@ -43,10 +43,8 @@ class Gaussian final : public ThresholdSparsifier {
 
 }  // namespace
 
-double RefreshOf(const SparsifierOptions& options) { return OptionOr(options, "refresh", 32); }
-
 std::unique_ptr<const Sparsifier> MakeGaussian(const SparsifierOptions& options) {
-  return std::make_unique<Gaussian>(RefreshOf(options));
+  return std::make_unique<Gaussian>(OptionOr(options, "refresh", 32));
 }
 
 }  // namespace hvd_sparse

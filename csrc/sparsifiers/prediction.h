@@ -14,11 +14,8 @@
 
 namespace hvd_sparse {
 
-// The inline functions also compile for devices, where they give the same bits, for selections that
-// never leave one (csrc/cuda/step/threshold_control.cu).
-
 /// Returns true if a threshold is one that some step ended with: positive and finite.
-HVD_SPARSE_INLINE bool IsKnown(float threshold) {
+inline bool IsKnown(float threshold) {
   constexpr float kLargest = 3.40282346638528859812e+38f;
   return threshold > 0 && threshold <= kLargest;
 }
@@ -33,17 +30,15 @@ constexpr double kLargestTailIndex = 4;
 constexpr std::int64_t kTailValues = 1024, kTailSums = 32;
 
 /// Returns the stride at which values are picked from `size` values.
-HVD_SPARSE_INLINE std::int64_t TailStride(std::int64_t size) {
-  return (size + kTailValues - 1) / kTailValues;
-}
+inline std::int64_t TailStride(std::int64_t size) { return (size + kTailValues - 1) / kTailValues; }
 
-HVD_SPARSE_INLINE double TailTerm(float value, float threshold) {
+inline double TailTerm(float value, float threshold) {
   const double magnitude = value < 0 ? -double{value} : double{value}, least = threshold;
   return 1.0 - least / (magnitude > least ? magnitude : least);
 }
 
 /// Returns the tail index, given the sum of `count` terms.
-HVD_SPARSE_INLINE double TailIndexOf(double sum, std::int64_t count) {
+inline double TailIndexOf(double sum, std::int64_t count) {
   const double mean = sum / static_cast<double>(count), index = mean / (1 - mean);
   return index < kLargestTailIndex ? index : kLargestTailIndex;
 }
@@ -58,16 +53,15 @@ double TailIndex(Span<const float> values, float threshold);
 
 /// Returns the threshold that `wanted` entries would have exceeded, if `count` exceeded
 /// `threshold`.
-HVD_SPARSE_INLINE float ThresholdFor(std::int64_t wanted, float threshold, std::int64_t count,
-                                     double tail_index) {
+inline float ThresholdFor(std::int64_t wanted, float threshold, std::int64_t count,
+                          double tail_index) {
   if (count == 0) return threshold;
   const double ratio = static_cast<double>(count) / static_cast<double>(wanted);
   return static_cast<float>(threshold * SameExp(tail_index * SameLog(ratio)));
 }
 
 /// Learns the threshold that would have given k entries in this step, and predicts the next one.
-HVD_SPARSE_INLINE void Predict(float actual, double tail_index, std::int64_t k,
-                               SelectionState* state) {
+inline void Predict(float actual, double tail_index, std::int64_t k, SelectionState* state) {
   constexpr double kLasting = 1.0 / 6;  // the share of a change that is taken for lasting growth
   constexpr double kJump = 0.5;  // a larger change of the logarithm says nothing of the next step
   state->tail_index = static_cast<float>(tail_index);
@@ -89,8 +83,7 @@ HVD_SPARSE_INLINE void Predict(float actual, double tail_index, std::int64_t k,
 
 /// Returns the threshold that `wanted` entries are expected to exceed in the next step; 0 if none
 /// is known.
-HVD_SPARSE_INLINE float Predicted(std::int64_t wanted, std::int64_t k,
-                                  const SelectionState& state) {
+inline float Predicted(std::int64_t wanted, std::int64_t k, const SelectionState& state) {
   const bool is_tail = state.tail_index >= 0 && state.tail_index <= kLargestTailIndex;
   if (!IsKnown(state.threshold) || !is_tail) return 0;
   return ThresholdFor(wanted, state.threshold, k, state.tail_index);
@@ -99,8 +92,7 @@ HVD_SPARSE_INLINE float Predicted(std::int64_t wanted, std::int64_t k,
 /// Returns the threshold to try in a step; 0 if none is known. Every `refresh` steps, counted in
 /// state->own, an exact refresh is due: the threshold is then one that about 3k/2 entries are
 /// expected to exceed.
-HVD_SPARSE_INLINE float PredictedWithRefresh(std::int64_t k, double refresh,
-                                             SelectionState* state) {
+inline float PredictedWithRefresh(std::int64_t k, double refresh, SelectionState* state) {
   float& age = state->own;  // steps since the last refresh
   const float predicted = Predicted(k, k, *state);
   if (predicted == 0) {

@@ -34,9 +34,6 @@ std::int64_t MostFor(std::int64_t k, std::int64_t numel);
 /// fits.
 int SearchOnSample(std::int64_t k, const Selection& selection, ThresholdSearch* search);
 
-/// Returns the steps between exact refreshes of `gaussian` with these options.
-double RefreshOf(const SparsifierOptions& options);
-
 class ThresholdSparsifier : public Sparsifier {
  public:
   std::int64_t Capacity(std::int64_t k, std::int64_t numel) const override;

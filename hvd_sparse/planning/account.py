@@ -47,7 +47,6 @@ class Setting:
             fills in fastest; 1: all the same indices.
         collective_options: Options of collectives, by name, as a compression has them.
         values: Type of the values on the wire, an option of compressions.
-        sparsifier: Name of the sparsifier, on which the route depends.
         nodes_first: True if a collective for selected entries follows a sum of each node's ranks.
     """
 
@@ -57,7 +56,6 @@ class Setting:
     overlap: float = 0.0
     collective_options: Mapping[str, float] = field(default_factory=dict)
     values: str = "float32"
-    sparsifier: str = "gaussian"
     nodes_first: bool = False
 
     def __post_init__(self) -> None:
@@ -78,11 +76,7 @@ class Setting:
     def route(self, collective: str) -> str:
         """Returns the route of a bucket that this collective exchanges: one of routes.ROUTES."""
         return _core.route_of(
-            collective,
-            sparsifier=self.sparsifier,
-            values=self.values,
-            on_device=True,  # as far as a plan can know; without devices none are connected
-            connected=self.network.devices is not None,
+            collective, values=self.values, connected=self.network.devices is not None
         )
 
     def entry_bytes(self, k: Array, numel: Array) -> Array:

@@ -24,7 +24,7 @@ class Row:
         values: Type of the values in messages.
         nodes_first: True if the ranks of a node add up their residuals first.
         route: The links by which its exchange was predicted: "calls", the ranks' CPUs; "device
-            rounds" or "device step", their devices.
+            rounds", their devices.
         select_seconds: Predicted seconds of accumulating and selecting.
         exchange_seconds: Predicted seconds of the exchange.
         ready: When its last gradient is ready, in seconds from the start of the step.

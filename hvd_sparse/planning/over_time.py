@@ -19,7 +19,6 @@ from hvd_sparse.compression.buckets import Layer, fragments_of
 from hvd_sparse.compression.collectives import SHARD_SUM
 from hvd_sparse.compression.parts import AUTO, Collective, Wire
 from hvd_sparse.compression.record import compression_of, record_of
-from hvd_sparse.compression.sparsifiers import as_sparsifier
 from hvd_sparse.planning import costs, records
 from hvd_sparse.planning.network import Network
 from hvd_sparse.planning.plan import BucketChoice, entries_to_send, fixed_choices
@@ -293,7 +292,6 @@ class PlannerOverTime:
             machine=self._machine,
             wire=wire,
             values=values,
-            sparsifier=as_sparsifier(own.sparsifier).name,
             collective_options=own.collective_options,
             nodes_first=density < 1 and own.nodes_first is True,
         )

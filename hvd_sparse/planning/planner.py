@@ -20,7 +20,6 @@ from hvd_sparse.compression.buckets import Layer
 from hvd_sparse.compression.checks import checked_density
 from hvd_sparse.compression.collectives import COLLECTIVES
 from hvd_sparse.compression.parts import AUTO, MAX_BUCKET_NUMEL, Adaptive
-from hvd_sparse.compression.sparsifiers import as_sparsifier
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.places.place import OnCpu, Place
 from hvd_sparse.planning import costs
@@ -68,7 +67,6 @@ class Rules:
         collective_options: Options of collectives, by name, as a compression has them.
         values: Types of values allowed on the wire; see `Setting`.
         dense_values: Types of values allowed in `dense_sums`.
-        sparsifier: Name of the sparsifier, on which routes depend.
         nodes_first: Whether the ranks of a node may add up their residuals first: (False,), (True,)
             or both.
         stretch: Fraction by which larger densities may lengthen the step.
@@ -93,7 +91,6 @@ class Rules:
     collective_options: Mapping[str, float] = field(default_factory=dict)
     values: Sequence[str] = ("float32",)
     dense_values: Sequence[str] = ("float32",)
-    sparsifier: str = "gaussian"
     nodes_first: Sequence[bool] = (False,)
     stretch: float = 0.0
     margin: float = 0.02
@@ -148,7 +145,6 @@ def rules_of(compression: Compression, place: Place | type[Place] = OnCpu) -> Ru
         values=VALUES if compression.values == AUTO else (compression.values,),
         dense_values=DENSE_VALUES if compression.values == AUTO else (compression.values,),
         dense_sums=costs.DENSE_SUMS,
-        sparsifier=as_sparsifier(compression.sparsifier).name,
         nodes_first=nodes,
         select_on=place.select_on,
         reserve=RESERVE,
@@ -247,7 +243,6 @@ class _Planner:
             overlap=self._rules.overlap,
             collective_options=self._rules.collective_options,
             values=values,
-            sparsifier=self._rules.sparsifier,
             nodes=self._rules.nodes_first,
         )
 

@@ -4,5 +4,4 @@ from __future__ import annotations
 
 CALLS = "calls"
 ROUNDS = "device rounds"
-STEP = "device step"
-ROUTES = (CALLS, ROUNDS, STEP)
+ROUTES = (CALLS, ROUNDS)

@@ -13,7 +13,7 @@ from hvd_sparse.planning import costs
 from hvd_sparse.planning.account import HEADER_BYTES, Setting
 from hvd_sparse.planning.models.gtopk import device_message
 from hvd_sparse.planning.network import GpuLinks, Link, Network
-from hvd_sparse.planning.routes import CALLS, ROUNDS, ROUTES, STEP
+from hvd_sparse.planning.routes import CALLS, ROUNDS, ROUTES
 from tests.profiles import IDLE, MACHINE, between_devices, gigabits
 
 ON_DEVICE = replace(
@@ -22,22 +22,21 @@ ON_DEVICE = replace(
 
 
 @pytest.mark.parametrize(
-    ("collective", "connected", "values", "sparsifier", "route"),
+    ("collective", "connected", "values", "route"),
     [
-        ("gtopk", True, "float32", "gaussian", STEP),
-        ("gtopk", True, "float32", "top_k", ROUNDS),
-        ("gtopk", True, "bfloat16", "gaussian", CALLS),
-        ("gtopk", False, "float32", "gaussian", CALLS),
-        ("allgather", True, "float32", "gaussian", CALLS),
-        ("shard_topk", True, "float32", "gaussian", CALLS),
-        ("dense", True, "float32", "gaussian", CALLS),
+        ("gtopk", True, "float32", ROUNDS),
+        ("gtopk", True, "bfloat16", CALLS),
+        ("gtopk", False, "float32", CALLS),
+        ("allgather", True, "float32", CALLS),
+        ("shard_topk", True, "float32", CALLS),
+        ("dense", True, "float32", CALLS),
     ],
 )
-def test_the_route_is_that_of_the_core(collective, connected, values, sparsifier, route):
+def test_the_route_is_that_of_the_core(collective, connected, values, route):
     network = gigabits(1, 4)
     setting = Setting(
         network=between_devices(network, 100) if connected else network,
-        machine=ON_DEVICE, values=values, sparsifier=sparsifier,
+        machine=ON_DEVICE, values=values,
     )  # fmt: skip
     assert setting.route(collective) == route
     assert route in ROUTES
@@ -66,7 +65,7 @@ def uneven(size: int) -> Network:
     )
 
 
-def simulated(size: int, k: int, numel: int, slack: float, route: str) -> tuple[float, float]:
+def simulated(size: int, k: int, numel: int, slack: float) -> tuple[float, float]:
     """Simulates all messages; returns the last rank's seconds and the busiest rank's bytes."""
     network = uneven(size)
     devices = network.devices
@@ -80,9 +79,8 @@ def simulated(size: int, k: int, numel: int, slack: float, route: str) -> tuple[
         clock = [now + network.at(distance).seconds(nbytes) for now in clock]
         sent = [one + nbytes for one in sent]
         distance *= 2
-    if route == ROUNDS:
-        down, up = 1e-9 * 1.5 * k, devices.handing.seconds(message)
-        clock = [now + down + up for now in clock]
+    down, up = 1e-9 * 1.5 * k, devices.handing.seconds(message)
+    clock = [now + down + up for now in clock]
 
     def swap(a, b, *, both):
         end = max(clock[a], clock[b]) + devices.at(abs(a - b)).seconds(message)
@@ -106,25 +104,20 @@ def simulated(size: int, k: int, numel: int, slack: float, route: str) -> tuple[
     for guest in range(core, size):
         swap(guest - core, guest, both=False)
     for rank in range(size):
-        if route == STEP:
-            merge(rank)  # settling costs as much as a merge
-        else:
-            clock[rank] += 2 * k * ON_DEVICE.merge_seconds_per_entry + 1e-9 * 1.5 * 2 * k
+        clock[rank] += 2 * k * ON_DEVICE.merge_seconds_per_entry + 1e-9 * 1.5 * 2 * k
     rest = ON_DEVICE.exchange_overhead + numel * ON_DEVICE.scatter_seconds_per_entry
     return max(clock) + rest, max(sent)
 
 
-@pytest.mark.parametrize("route", [STEP, ROUNDS])
 @pytest.mark.parametrize("slack", [1.0, 1.7])
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 8, 13])
-def test_gtopk_takes_what_its_messages_and_merges_take_one_by_one(size, slack, route):
+def test_gtopk_takes_what_its_messages_and_merges_take_one_by_one(size, slack):
     for k, numel in ((1, 1), (64, 1000), (65, 70), (5000, 10**6)):
         found = costs.cost(
             "gtopk", k=k, numel=numel, network=uneven(size), machine=ON_DEVICE,
             collective_options={"slack": slack},
-            sparsifier="gaussian" if route == STEP else "top_k",
         )  # fmt: skip
-        seconds, nbytes = simulated(size, k, numel, slack, route)
+        seconds, nbytes = simulated(size, k, numel, slack)
         assert found.seconds == pytest.approx(seconds, rel=1e-9)
         assert found.bytes == nbytes
 
@@ -137,7 +130,7 @@ def test_packing_neither_helps_nor_costs_between_devices():
                               machine=ON_DEVICE)  # fmt: skip
     collective, form = table.options[table.chosen[0]]
     assert (collective, form.wire, form.values) == ("gtopk", "plain", "float32")
-    assert form.route(collective) == STEP
+    assert form.route(collective) == ROUNDS
 
 
 @pytest.mark.parametrize("collective", costs.NAMES)
@@ -151,11 +144,14 @@ def test_all_else_goes_by_the_links_of_the_cpus(collective, values):
     assert (connected == without) == (collective != "gtopk" or values == "bfloat16")
 
 
-def test_by_way_of_the_cpu_blocks_are_handed_over_as_well():
-    network = between_devices(gigabits(1, 4), 100, handing=Link(alpha=1.0, beta=0.0))
-    one = {"k": 1000, "numel": 10**6, "network": network, "machine": IDLE}
-    rounds = costs.cost("gtopk", sparsifier="top_k", **one).seconds
-    assert rounds - costs.cost("gtopk", **one).seconds == pytest.approx(1.0)
+def test_blocks_are_handed_over_as_well():
+    networks = [
+        between_devices(gigabits(1, 4), 100, handing=Link(alpha=alpha, beta=0.0))
+        for alpha in (0.0, 1.0)
+    ]
+    one = {"k": 1000, "numel": 10**6, "machine": IDLE}
+    near, far = (costs.cost("gtopk", network=network, **one).seconds for network in networks)
+    assert far - near == pytest.approx(1.0)
 
 
 def test_before_devices_wait_for_each_other_the_cpus_compare():

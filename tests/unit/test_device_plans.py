@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hvd_sparse import cli
-from hvd_sparse.compression import LAGS, Feedback, GaussianK, TopK
+from hvd_sparse.compression import LAGS
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.places.place import OnDevice
 from hvd_sparse.planning import costs
@@ -18,7 +18,7 @@ from hvd_sparse.planning.network import Link
 from hvd_sparse.planning.plan import Plan
 from hvd_sparse.planning.planner import Rules, make_plan, rules_of
 from hvd_sparse.planning.profile import Profile
-from hvd_sparse.planning.routes import CALLS, ROUNDS, STEP
+from hvd_sparse.planning.routes import CALLS, ROUNDS
 from tests.profiles import MACHINE, between_devices, deep_profile, gigabits
 
 RULES = Rules(collectives=costs.SPARSE, wires=costs.WIRES)
@@ -41,11 +41,11 @@ def sparse_of(plan):
 def test_fast_links_between_devices_are_used_for_more_entries_at_no_cost():
     connected, cpus = (make_plan(profile_on_devices(rate), RULES) for rate in (100, None))
     large = [one for one in sparse_of(connected) if one.k > 100]
-    assert {(one.collective, one.route) for one in large} == {("gtopk", STEP)}
+    assert {(one.collective, one.route) for one in large} == {("gtopk", ROUNDS)}
     assert {one.route for one in cpus.buckets} == {CALLS}
     assert connected.step_seconds <= cpus.step_seconds
     sent = [sum(one.k for one in sparse_of(plan)) for plan in (connected, cpus)]
-    assert sent[0] > 2 * sent[1]
+    assert sent[0] > 1.25 * sent[1]
 
 
 @pytest.mark.parametrize(("rate", "latency"), [(0.02, 2e-5), (100, 0.1)])
@@ -62,15 +62,13 @@ def test_slow_links_between_devices_are_left_for_another_collective(rate, latenc
 
 def test_a_bucket_is_predicted_what_its_route_takes():
     profile = profile_on_devices(10)
-    for sparsifier, route in (("gaussian", STEP), ("top_k", ROUNDS)):
-        rules = Rules(collectives=("gtopk",), sparsifier=sparsifier, dense=False, adaptive=False)
-        for bucket in make_plan(profile, rules).buckets:
-            price = costs.cost(
-                "gtopk", k=bucket.k, numel=bucket.numel, network=profile.network,
-                machine=ON_DEVICE, sparsifier=sparsifier,
-            )  # fmt: skip
-            assert bucket.exchange_seconds == pytest.approx(price.seconds)
-            assert bucket.route == route
+    rules = Rules(collectives=("gtopk",), dense=False, adaptive=False)
+    for bucket in make_plan(profile, rules).buckets:
+        price = costs.cost(
+            "gtopk", k=bucket.k, numel=bucket.numel, network=profile.network, machine=ON_DEVICE
+        )
+        assert bucket.exchange_seconds == pytest.approx(price.seconds)
+        assert bucket.route == ROUNDS
 
 
 def test_a_plan_takes_our_dense_sum_where_it_was_timed():
@@ -95,28 +93,14 @@ def test_values_that_travel_narrow_go_by_the_cpus():
     assert make_plan(profile_on_devices(100), rules) == make_plan(profile_on_devices(None), rules)
 
 
-@pytest.mark.parametrize(
-    ("compression", "sparsifier"),
-    [
-        (LAGS(), "gaussian"),
-        (LAGS(feedback=Feedback(momentum=0.9)), "gaussian"),
-        (GaussianK(adaptive=True), "gaussian"),
-        (TopK(adaptive=True), "top_k"),
-    ],
-)
-def test_a_plan_knows_the_sparsifier(compression, sparsifier):
-    assert rules_of(compression).sparsifier == sparsifier
-
-
 # ---- Sent, saved, explained ----------------------------------------------------------------------
 
 
 def test_routes_are_told_to_all_ranks_and_saved():
     profile = profile_on_devices(100)
-    for sparsifier in ("gaussian", "top_k"):
-        rules = replace(RULES, collectives=("gtopk",), sparsifier=sparsifier)
-        plan = make_plan(profile, rules)
-        assert Plan.from_json(plan.to_json()) == plan
+    plan = make_plan(profile, replace(RULES, collectives=("gtopk",)))
+    assert ROUNDS in {bucket.route for bucket in plan.buckets}
+    assert Plan.from_json(plan.to_json()) == plan
 
 
 def test_a_plan_of_before_went_by_the_cpus():
@@ -160,7 +144,7 @@ def test_it_is_explained_by_whose_links_each_bucket_goes():
     plan = make_plan(profile, RULES)
     rows = explain(plan, profile)
     assert [row.route for row in rows] == [bucket.route for bucket in plan.buckets]
-    assert STEP in {row.route for row in rows}
+    assert ROUNDS in {row.route for row in rows}
 
 
 @pytest.fixture
@@ -180,7 +164,7 @@ def run(tmp_path):
 def test_the_command_tells_which_links_it_reckons_with(run):
     said = run(profile_on_devices(100), "--collective", "gtopk")
     assert "16 ranks, 1 Gb/s, 50 us a message; between devices 100 Gb/s, 20 us a message" in said
-    assert "gtopk, device step" in said
+    assert "gtopk, device rounds" in said
     assert "device" not in run(profile_on_devices(None), "--collective", "gtopk")
 
 
@@ -190,7 +174,7 @@ def test_the_command_plans_for_more_ranks_with_devices_and_for_other_networks_wi
     routes = {
         row["values"]: row["route"] for row in found["buckets"] if row["collective"] == "gtopk"
     }
-    assert routes == {"float32": STEP, "int4": CALLS}
+    assert routes == {"float32": ROUNDS, "int4": CALLS}
     rules = rules_of(LAGS(collective="gtopk"), OnDevice)
     expected = make_plan(profile_on_devices(100).scaled(size=64), rules)
     assert Plan.from_json(json.dumps(found["plan"])) == expected

@@ -21,24 +21,17 @@ namespace hvd_sparse::cuda {
 
 /// Bits of DeviceBlockHeader::flags. A merged block has the flags of both.
 enum BlockFlag : std::uint32_t {
-  kOverflow = 1,      ///< more entries exceeded a threshold than there was room for
-  kSumNotFinite = 2,  ///< a sum is not finite, or would not be once it is written
-  kDisagree = 4,      ///< blocks of different buckets or steps have met
-  kMalformed = 8,     ///< positions do not ascend, or a count exceeds its capacity
+  kSumNotFinite = 1,  ///< a sum is not finite
+  kDisagree = 2,      ///< blocks of different buckets or steps have met
+  kMalformed = 4,     ///< positions do not ascend, or a count exceeds its capacity
 };
 
 struct DeviceBlockHeader {
   std::uint32_t count = 0;
-  std::uint32_t above = 0;       ///< entries that exceeded the threshold, room or not; not merged
-  std::uint32_t not_finite = 0;  ///< entries that error feedback refused, on all ranks merged
   std::uint32_t flags = 0;
   Verdict verdict;  ///< on the gradients; sums that are not finite are a flag
   std::uint32_t bucket = 0, step = 0, asked = 0;
-
-  /// Returns true if the step must not be applied.
-  HVD_SPARSE_INLINE bool IsRefused() const {
-    return !verdict.IsFinite() || (flags & (kSumNotFinite | kDisagree | kMalformed)) != 0;
-  }
+  std::uint32_t unused[2] = {};  ///< so that what follows is as aligned as the header
 };
 static_assert(sizeof(DeviceBlockHeader) == 32);
 

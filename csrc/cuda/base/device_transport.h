@@ -61,7 +61,7 @@ class MessageBytes final : public DeviceBytes {
   const DeviceTransport& transport_;
 };
 
-class CountedTransport : public DeviceTransport {
+class CountedTransport final : public DeviceTransport {
  public:
   /// `transport` must outlive this object.
   explicit CountedTransport(DeviceTransport* transport) : transport_(*transport) {}
@@ -71,7 +71,6 @@ class CountedTransport : public DeviceTransport {
 
   void Exchange(int peer, const void* send, void* recv, std::int64_t bytes,
                 cudaStream_t stream) override {
-    ++calls_;
     transport_.Exchange(peer, send, recv, bytes, stream);
     if (send != nullptr) sent_ += bytes;
     if (recv != nullptr) received_ += bytes;
@@ -79,16 +78,14 @@ class CountedTransport : public DeviceTransport {
 
   bool HoldsMemory() const override { return transport_.HoldsMemory(); }
 
-  void Reset() { calls_ = sent_ = received_ = 0; }
+  void Reset() { sent_ = received_ = 0; }
 
-  /// Calls of Exchange, including one that failed.
-  std::int64_t calls() const { return calls_; }
   std::int64_t sent() const { return sent_; }
   std::int64_t received() const { return received_; }
 
  private:
   DeviceTransport& transport_;
-  std::int64_t calls_ = 0, sent_ = 0, received_ = 0;  // the latter two in bytes
+  std::int64_t sent_ = 0, received_ = 0;  // bytes
 };
 
 }  // namespace hvd_sparse::cuda

@@ -64,13 +64,6 @@ __device__ void StoreFour(const Four<T>& four, std::int64_t left, bool is_aligne
   }
 }
 
-/// Tells the compiler that an address read from a table lies in the device's global memory.
-template <typename T>
-__device__ T* InDeviceMemory(T* address) {
-  __builtin_assume(__isGlobal(address));
-  return address;
-}
-
 // ---- How a pass changes the residual ------------------------------------------------------------
 
 // An Inflow, the values added to four entries, is loaded separately, before any of it is used: a
@@ -132,51 +125,16 @@ struct WithGradient {
     return LoadFour(gradient + i, left, is_aligned);
   }
 
-  __device__ Four<float> AddFour(const Four<float>& before, const Four<T>& gradient_there,
-                                 std::int64_t left, unsigned* bad) const {
+  __device__ Four<float> JoinFour(std::int64_t /*i*/, std::int64_t left, const Four<float>& before,
+                                  const Inflow& inflow, unsigned* bad) const {
     Four<float> after;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       unsigned is_bad = 0;
-      after.at[j] = Add(before.at[j], gradient_there.at[j], &is_bad);
+      after.at[j] = Add(before.at[j], inflow.at[j], &is_bad);
       *bad += j < left ? is_bad : 0;
     }
     return after;
-  }
-
-  __device__ Four<float> JoinFour(std::int64_t /*i*/, std::int64_t left, const Four<float>& before,
-                                  const Inflow& inflow, unsigned* bad) const {
-    return AddFour(before, inflow, left, bad);
-  }
-};
-
-/// Momentum correction: velocity = momentum * velocity + scale * gradient, in place; then residual
-/// = decay * residual + velocity. Sums that are not finite are counted in both.
-template <typename T>
-struct WithVelocity {
-  static constexpr bool kChanges = true;
-
-  struct Inflow {
-    Four<float> velocity;
-    Four<T> gradient;
-  };
-
-  float* velocity;
-  WithGradient<T> into_velocity;
-  WithGradient<float> into_residual;
-
-  __device__ WithVelocity(const WithGradient<T>& into_velocity, float* velocity, float decay)
-      : velocity(velocity), into_velocity(into_velocity), into_residual(velocity, decay, 1.0f) {}
-
-  __device__ Inflow LoadInflow(std::int64_t i, std::int64_t left) const {
-    return {into_residual.LoadInflow(i, left), into_velocity.LoadInflow(i, left)};
-  }
-
-  __device__ Four<float> JoinFour(std::int64_t i, std::int64_t left, const Four<float>& before,
-                                  const Inflow& inflow, unsigned* bad) const {
-    const Four<float> joined = into_velocity.AddFour(inflow.velocity, inflow.gradient, left, bad);
-    StoreFour(joined, left, into_residual.is_aligned, velocity + i);
-    return into_residual.AddFour(before, joined, left, bad);
   }
 };
 

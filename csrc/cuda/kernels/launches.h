@@ -18,9 +18,8 @@ namespace hvd_sparse::cuda {
 
 // ---- Sizes of the units that blocks of threads work on ------------------------------------------
 
-constexpr std::int64_t kTileEntries = 4096;   ///< the most entries of a gradient in one tile
-constexpr std::int32_t kGroupTiles = 32;      ///< the most tiles of a segment in one group
-constexpr std::int64_t kChunkEntries = 1024;  ///< candidates of a segment in one chunk
+constexpr std::int64_t kTileEntries = 4096;  ///< the most entries of an array in one tile
+constexpr std::int32_t kGroupTiles = 32;     ///< the most tiles of an array in one group
 
 // ---- take.cu: error feedback and taking, in one pass over one array -----------------------------
 
@@ -90,6 +89,35 @@ void LaunchKeepTopK(const KeepTopKOptions& options, const DeviceBlock& from, con
 /// One launch, which needs no digits.
 void LaunchKeepGroup(const SignGroup& group, Span<float> residual, const DeviceBlock& from,
                      const DeviceBlock& to, const TopKScratch& scratch, cudaStream_t stream);
+
+// ---- block_merge.cu: merging two blocks ---------------------------------------------------------
+
+struct MergePass;
+
+/// The largest capacity of either of two blocks to merge.
+constexpr std::int64_t kMostToMerge = kMaxBucketNumel / 2 / DeviceBlock::kUnit * DeviceBlock::kUnit;
+
+/// Scratch memory of one merge, all zero at first.
+struct MergeScratch {
+  MergePass* pass = nullptr;
+  unsigned long long* words = nullptr;  ///< see look_back.cuh
+
+  /// Takes the memory for two blocks of `capacity` entries together from `divider`.
+  static MergeScratch From(Divider* divider, std::int64_t capacity);
+};
+
+/// Merges two blocks with the bits of Kernels::Merge: `out` becomes their union, with values at
+/// equal indices added and the survived bits of `own`. It has room for both, and is neither of
+/// them.
+///
+/// The header of `out` is that of `own` combined with that of `theirs` (device_block.h): the flags
+/// of both and the worse verdict. It also has kSumNotFinite if a value is not finite, kDisagree if
+/// the two blocks do not belong together, and kMalformed if positions do not ascend or a count
+/// exceeds its capacity. Malformed blocks cause no access beyond any block's memory.
+///
+/// Counts the first level of a radix select of the result in `digits`, unless that is null.
+void LaunchMerge(const DeviceBlock& own, const DeviceBlock& theirs, const DeviceBlock& out,
+                 const MergeScratch& scratch, Digits* digits, cudaStream_t stream);
 
 // ---- sign_sums.cu: the smallest of a sparsifier's candidates, the largest of either sign --------
 

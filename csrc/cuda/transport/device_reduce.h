@@ -11,7 +11,7 @@
 
 #include "csrc/collectives/gpu_collectives.h"
 #include "csrc/cuda/base/device_transport.h"
-#include "csrc/cuda/step/device_gtopk.h"
+#include "csrc/cuda/transport/device_gtopk.h"
 #include "csrc/cuda/transport/gpu_transport.h"
 
 namespace hvd_sparse::cuda {

@@ -1,16 +1,11 @@
 #include "csrc/cuda/transport/gpu_transport.h"
 
-#include <limits>
-
-#include "csrc/base/process.h"
-
 namespace hvd_sparse::cuda {
 
 GpuTransport::GpuTransport(Communicator* comm, int device, const WaitLimits& limits)
     : comm_(*comm), device_(device), limits_(limits) {
   const OnDevice current(device_);
   stream_ = std::make_unique<Stream>();
-  select_stream_ = std::make_unique<Stream>();
   mark_ = std::make_unique<Event>();
 }
 
@@ -31,36 +26,24 @@ void GpuTransport::Await(cudaStream_t stream, const std::string& what) {
 }
 
 void GpuTransport::WaitUntil(const std::function<bool()>& done, const std::string& what) {
-  Waiting(this, what).For(std::numeric_limits<double>::infinity(), done);
-}
-
-GpuTransport::Waiting::Waiting(GpuTransport* transport, std::string what)
-    : transport_(*transport),
-      what_(std::move(what)),
-      patience_(transport_.limits_, transport_.Rank(), what_,
-                [transport] { return transport->AwaitedRanks(); }) {}
-
-bool GpuTransport::Waiting::For(double seconds, const std::function<bool()>& done) {
-  const double deadline = SteadySeconds() + seconds;
-  const auto check = [this] {
+  Patience patience(limits_, Rank(), what, [this] { return AwaitedRanks(); });
+  const auto check = [&] {
     try {
-      transport_.Check();
+      Check();
     } catch (const Error& error) {
-      Throw(error.kind(), error.what(), "; rank ", transport_.Rank(), " was waiting in ", what_);
+      Throw(error.kind(), error.what(), "; rank ", Rank(), " was waiting in ", what);
     }
   };
   try {
     while (!done()) {
-      if (SteadySeconds() > deadline) return false;
-      patience_.Pause();
+      patience.Pause();
       check();
     }
     check();  // a stream may have passed only because the exchange ended
   } catch (const Error& error) {
-    transport_.OnWaitFailed(error);
+    OnWaitFailed(error);
     throw;
   }
-  return true;
 }
 
 }  // namespace hvd_sparse::cuda

@@ -1,4 +1,4 @@
-/// A transport as an exchange uses it: with a name, streams of its own, and waits of the CPU that
+/// A transport as an exchange uses it: with a name, a stream of its own, and waits of the CPU that
 /// have limits and end with the exchange.
 
 #pragma once
@@ -31,11 +31,8 @@ class GpuTransport : public DeviceTransport {
   /// The name of what carries the messages, as users read it.
   virtual const char* Name() const = 0;
 
-  /// A stream of this transport's own, for exchanges that run beside other streams.
+  /// A stream of this transport's own, for messages that are timed.
   cudaStream_t stream() const { return stream_->get(); }
-
-  /// Another stream, for work that precedes messages and waits for no rank.
-  cudaStream_t select_stream() const { return select_stream_->get(); }
 
   /// Sets the operation that later messages belong to, as warnings and errors name it.
   void SetOperation(std::string what) { operation_ = std::move(what); }
@@ -43,21 +40,6 @@ class GpuTransport : public DeviceTransport {
   /// Waits on the CPU until a stream has done all its work. Throws the error that ended the
   /// exchange, or Timeout after HVD_SPARSE_TIMEOUT_SECONDS; `what` names the operation that waits.
   void Await(cudaStream_t stream, const std::string& what);
-
-  /// A wait in several parts: its limits count from its construction. Any thread may use it.
-  class Waiting {
-   public:
-    Waiting(GpuTransport* transport, std::string what);
-
-    /// Polls `done` for at most so many seconds; returns true if it is. Throws like Await, also if
-    /// a stream passed only because the exchange has ended.
-    bool For(double seconds, const std::function<bool()>& done);
-
-   private:
-    GpuTransport& transport_;
-    const std::string what_;
-    Patience patience_;
-  };
 
   /// Throws the error that ended the exchange, if any.
   virtual void Check() { comm_.Check(); }
@@ -69,8 +51,9 @@ class GpuTransport : public DeviceTransport {
   /// Names the ranks that a stream waits for, as they follow "rank" in warnings and errors.
   virtual std::string AwaitedRanks() const = 0;
 
-  /// Called when `error` has ended a wait, before the wait throws it.
-  virtual void OnWaitFailed(const Error& /*error*/) {}
+  /// Called when `error` has ended a wait, before the wait throws it: tells all ranks, since who
+  /// catches the error may wait for the device first.
+  virtual void OnWaitFailed(const Error& error) { comm_.Fail(error.kind(), error.what()); }
 
   /// Throws InvalidArgument unless `peer` is another rank and `bytes` > 0.
   void RequireMessage(int peer, std::int64_t bytes) const;
@@ -78,6 +61,8 @@ class GpuTransport : public DeviceTransport {
   /// Returns what a message to or from `peer` belongs to, for warnings and errors.
   std::string DescribeMessage(int peer) const;
 
+  /// Polls `done` until it is. Throws like Await, also if a stream passed only because the exchange
+  /// has ended.
   void WaitUntil(const std::function<bool()>& done, const std::string& what);
 
   Communicator& comm() const { return comm_; }
@@ -88,7 +73,7 @@ class GpuTransport : public DeviceTransport {
   const int device_;
   const WaitLimits limits_;
   std::string operation_ = "messages";
-  std::unique_ptr<Stream> stream_, select_stream_;
+  std::unique_ptr<Stream> stream_;
   std::unique_ptr<Event> mark_;
 };
 

@@ -14,11 +14,10 @@
 #include "csrc/comm/patience.h"
 #include "csrc/cuda/base/device_transport.h"
 #include "csrc/cuda/base/stream.h"
-#include "csrc/cuda/step/launches.h"
-#include "csrc/cuda/step/stream_work.h"
+#include "csrc/cuda/kernels/launches.h"
+#include "csrc/cuda/kernels/merge_work.h"
 #include "csrc/cuda/transport/device_reduce.h"
 #include "csrc/cuda/transport/gpu_transport.h"
-#include "csrc/cuda/transport/transport_step.h"
 #include "csrc/kernels/kernels.h"
 
 namespace hvd_sparse::cuda {
@@ -95,11 +94,6 @@ class TransportCollectives final : public GpuCollectives {
 
   std::unique_ptr<DeviceReduce> GTopK() override {
     return std::make_unique<TransportGTopK>(device_, transport_.get());
-  }
-
-  std::unique_ptr<DeviceStep> Step(const BucketSpec& spec, std::uint32_t id) override {
-    const OnDevice current(device_);
-    return std::make_unique<TransportStep>(spec, id, device_, transport_.get());
   }
 
   std::vector<double> TimedSwaps(int peer, std::int64_t bytes, int repetitions) override {

@@ -1,4 +1,4 @@
-/// Collectives between the devices of an exchange: gTop-k and whole steps over a transport.
+/// Collectives between the devices of an exchange, over a transport.
 ///
 /// Also timings of gTop-k between devices, piece by piece, for the planner: a round's messages, the
 /// merge after them, and copying blocks to the device and back.

@@ -10,7 +10,7 @@ from hvd_sparse import _core
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.planning.account import HEADER_BYTES, INDEX_BYTES, VALUE_BYTES, Account, Array
 from hvd_sparse.planning.network import distances_below
-from hvd_sparse.planning.routes import CALLS, ROUNDS
+from hvd_sparse.planning.routes import CALLS
 
 
 def core_size(size: int) -> int:
@@ -66,22 +66,16 @@ def device_message(entries: Array) -> Array:
 
 
 def _gtopk_between_devices(a: Account) -> None:
-    """The rounds of gtopk over the links of devices, in plain messages of one length.
-
-    A device that does all of the step also settles and writes: as many launches as a merge takes,
-    so they count as one more merge.
-    """
+    """The rounds of gtopk over the links of devices, in plain messages of one length."""
     size, setting = a.setting.network.size, a.setting
     devices = setting.network.devices
     assert devices is not None
     core = core_size(size)
     message = device_message(_kept(a))
     merge = devices.merge.alpha + devices.merge.beta * message
-    by_way_of_the_cpu = setting.route("gtopk") == ROUNDS
     a.compare()
-    if by_way_of_the_cpu:
-        a.fetch()
-        a.work(devices.handing.alpha + devices.handing.beta * message)
+    a.fetch()
+    a.work(devices.handing.alpha + devices.handing.beta * message)
     if size > core:
         a.wait_for(message, devices.at(core))
         a.work(merge)
@@ -90,8 +84,5 @@ def _gtopk_between_devices(a: Account) -> None:
         a.work(merge)
     if size > core:
         a.send(message, devices.at(core))
-    if by_way_of_the_cpu:
-        a.settle()
-        a.apply(a.k)
-    else:
-        a.work(merge)
+    a.settle()
+    a.apply(a.k)

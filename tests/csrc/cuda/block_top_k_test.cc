@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "csrc/cuda/kernels/launches.h"
-#include "csrc/cuda/step/launches.h"
 #include "tests/csrc/cuda/device_blocks.h"
 
 namespace hvd_sparse {
@@ -82,15 +81,13 @@ TEST_F(CudaKeepTopK, KeepsNonFiniteSumsWhereTheyAreSeen) {
 
 TEST_F(CudaKeepTopK, TheHeaderStaysButForTheCount) {
   cuda::DeviceBlockHeader header;
-  header.not_finite = 3;
-  header.flags = cuda::kOverflow;
+  header.flags = cuda::kSumNotFinite;
   header.verdict = Verdict::BadGradient(2);
   header.step = 9;
   const OwnedBlock from(EveryThird(100, 10), header);
   const BlockOnCpu kept = KeptOnDevice(from, {30, false, false, {}});
   EXPECT_EQ(kept.header.count, 30u);
-  EXPECT_EQ(kept.header.not_finite, 3u);
-  EXPECT_EQ(kept.header.flags, static_cast<std::uint32_t>(cuda::kOverflow));
+  EXPECT_EQ(kept.header.flags, static_cast<std::uint32_t>(cuda::kSumNotFinite));
   EXPECT_EQ(kept.header.verdict, Verdict::BadGradient(2));
   EXPECT_EQ(kept.header.step, 9u);
 }

@@ -1,6 +1,6 @@
-/// The setup of a gTop-k between devices; device_exchange_test.cc tests its rounds.
+/// The setup of a gTop-k between devices; mpi_exchange_test.cc compares the bits of its rounds.
 
-#include "csrc/cuda/step/device_gtopk.h"
+#include "csrc/cuda/transport/device_gtopk.h"
 
 #include <gtest/gtest.h>
 
@@ -37,6 +37,28 @@ TEST_F(CudaDeviceGTopK, NoMessageHoldsWhatWasNeverWritten) {
     std::vector<char> bytes(static_cast<std::size_t>(block.message_bytes()), 1);
     CopyBytes(bytes.data(), block.message(), bytes.size());
     EXPECT_EQ(bytes, std::vector<char>(bytes.size()));
+  }
+}
+
+/// As if a message of another bucket had come, after the ranks compared what they are about to do.
+TEST_F(CudaDeviceGTopK, RanksWhoseBlocksDoNotBelongTogetherAllLearnOfIt) {
+  for (const int ranks : {2, 5, 8}) {
+    for (const int other : {0, ranks - 1}) {
+      OnDeviceRanks(ranks, [&](LoopbackTransport& transport) {
+        cuda::DeviceGTopK rounds(100, 4, {}, &transport);
+        rounds.ClearBlocks(nullptr);
+        const int rank = transport.Rank();
+        cuda::DeviceBlockHeader header;
+        header.bucket = rank == other ? 1 : 0;
+        const OwnedBlock own(Entries{{Marked(rank, true), 1}}, header);
+        CopyBytes(rounds.selected().message(), own.block().message(), sizeof(header));
+        CopyBytes(rounds.selected().indices, own.block().indices, sizeof(Index));
+        CopyBytes(rounds.selected().values, own.block().values, sizeof(float));
+        rounds.Run(nullptr);
+        EXPECT_EQ(BlockOnCpu(rounds.reduced()).header.flags,
+                  static_cast<std::uint32_t>(cuda::kDisagree));
+      });
+    }
   }
 }
 

@@ -14,21 +14,21 @@ class DriverMomentumOnDevice : public CudaTest {
 };
 
 TEST_F(DriverMomentumOnDevice, StepsHaveTheBitsOfTheCpu) {
-  ExpectTheBitsOfTheCpu({"gaussian", "gaussian", 0.5f});
+  ExpectTheBitsOfTheCpu({"gaussian", 0.5f});
 }
 
 TEST_F(DriverMomentumOnDevice, StepsWhoseBlocksAreMergedOnDevicesHaveTheBitsOfTheCpu) {
   ::setenv("HVD_SPARSE_CUDA_AWARE_MPI", "auto", 1);
-  ExpectTheBitsOfTheCpu({"top_k", "top_k", 0.5f, 0, Route::kRounds});
+  ExpectTheBitsOfTheCpu({"top_k", 0.5f, 0, Route::kRounds});
 }
 
 TEST_F(DriverMomentumOnDevice, WhatIsMeasuredHasTheBitsOfTheCpu) {
-  ExpectTheBitsOfTheCpu({"gaussian", "gaussian", 0, 1});
-  ExpectTheBitsOfTheCpu({"gaussian", "gaussian", 0.5f, 2});
+  ExpectTheBitsOfTheCpu({"gaussian", 0, 1});
+  ExpectTheBitsOfTheCpu({"gaussian", 0.5f, 2});
 }
 
 TEST_F(DriverMomentumOnDevice, AStepIsMeasuredWhereThatWasAskedForAndItCounts) {
-  OnMovingRanks(2, kGpu, {"gaussian", "gaussian", 0.5f, 2}, [](MovingRank& rank) {
+  OnMovingRanks(2, kGpu, {"gaussian", 0.5f, 2}, [](MovingRank& rank) {
     for (const int buckets : {2, 2, 2, 2, 4, 4}) {  // steps 0, 4 are measured, 2 is refused
       rank.Step(rank.driver().engine().steps() == 2 ? Bad::kGradient : Bad::kNothing);
       EXPECT_EQ(rank.measured(), buckets);
@@ -37,7 +37,7 @@ TEST_F(DriverMomentumOnDevice, AStepIsMeasuredWhereThatWasAskedForAndItCounts) {
 }
 
 TEST_F(DriverMomentumOnDevice, RoomIsNeededForWhatIsSentDense) {
-  OnMovingRanks(1, kGpu, {"gaussian", "gaussian", 0.5f}, [](MovingRank& rank) {
+  OnMovingRanks(1, kGpu, {"gaussian", 0.5f}, [](MovingRank& rank) {
     EXPECT_EQ(rank.driver().engine().Room(), kAlways);
     rank.SendDense();
     EXPECT_EQ(rank.driver().engine().Room(), kEither + kAlways);

@@ -1,5 +1,5 @@
-/// Steps of a driver that run entirely on a GPU, with velocities: they have the bits of the same
-/// steps on the CPU and lose nothing, even if a step is ended early.
+/// Steps of a driver whose blocks go from device to device, with velocities: they have the bits of
+/// the same steps on the CPU and lose nothing, even if a step is ended early.
 
 #include <cstdlib>
 #include <utility>
@@ -28,8 +28,7 @@ bool Holds(const Account& one, std::int64_t begin, std::int64_t end, float momen
   return is_untouched || has_all;
 }
 
-/// Runs thread ranks whose messages lie on devices, as over a CUDA-aware MPI. Without a threshold,
-/// a device takes the exact top-k.
+/// Runs thread ranks whose messages lie on devices, as over a CUDA-aware MPI.
 class DriverStepOnDevice : public CudaTest {
  protected:
   void SetUp() override {
@@ -38,48 +37,21 @@ class DriverStepOnDevice : public CudaTest {
   }
   void TearDown() override { ::unsetenv("HVD_SPARSE_CUDA_AWARE_MPI"); }
 
-  static DriverJob Forgetful(float momentum, std::int64_t measure_every = 0) {
-    return {"top_k", "gaussian", momentum, measure_every, Route::kStep, /*forgets=*/true};
+  static DriverJob JobWith(float momentum, std::int64_t measure_every = 0) {
+    return {"gaussian", momentum, measure_every, Route::kRounds};
   }
 };
 
 TEST_F(DriverStepOnDevice, HasTheBitsOfTheCpu) {
-  ExpectTheBitsOfTheCpu(Forgetful(0), {2, 3});
-  ExpectTheBitsOfTheCpu(Forgetful(0.5f), {2, 3, 4});
-  DriverJob keeps = Forgetful(0.5f);
+  ExpectTheBitsOfTheCpu(JobWith(0), {2, 3});
+  ExpectTheBitsOfTheCpu(JobWith(0.5f), {2, 3, 4});
+  DriverJob keeps = JobWith(0.5f);
   keeps.masks = false;
   ExpectTheBitsOfTheCpu(keeps, {2, 3});
 }
 
 TEST_F(DriverStepOnDevice, WhatIsMeasuredHasTheBitsOfTheCpu) {
-  ExpectTheBitsOfTheCpu(Forgetful(0.5f, 1), {2, 3});
-}
-
-TEST_F(DriverStepOnDevice, FollowsThresholdsAsTheCpuDoes) {
-  DriverJob job{"gaussian", "gaussian", 0.5f, 0, Route::kStep};
-  job.part = 10;  // so many that no threshold misses
-  std::vector<RankState> learned(3);
-  OnMovingRanks(3, {}, job, [&learned](MovingRank& rank) {
-    for (int step = 0; step < 12; ++step) rank.Step();
-    learned[static_cast<std::size_t>(rank.number())] = rank.kept();
-  });
-  std::vector<std::vector<Account>> seen[2];
-  for (const bool on_gpu : {false, true}) {
-    seen[on_gpu].resize(3);
-    const auto program = [&](MovingRank& rank) {
-      seen[on_gpu][static_cast<std::size_t>(rank.number())] = Train(rank);
-    };
-    OnMovingRanks(3, on_gpu ? kGpu : Device{}, job, program, learned);
-  }
-  for (std::size_t rank = 0; rank < 3; ++rank) {
-    for (std::size_t step = 0; step < seen[0][rank].size(); ++step) {
-      SCOPED_TRACE(testing::Message() << "rank " << rank << ", step " << step);
-      const Account &of_cpu = seen[0][rank][step], &of_gpu = seen[1][rank][step];
-      EXPECT_TRUE(SameBits(of_gpu.after.residual, of_cpu.after.residual));
-      EXPECT_TRUE(SameBits(of_gpu.after.velocity, of_cpu.after.velocity));
-      EXPECT_TRUE(SameStates(of_gpu.after.states, of_cpu.after.states));
-    }
-  }
+  ExpectTheBitsOfTheCpu(JobWith(0.5f, 1), {2, 3});
 }
 
 /// Whole numbers, halved now and then: all sums are exact.
@@ -90,7 +62,7 @@ INSTANTIATE_TEST_SUITE_P(Masks, AllOfDriverStepOnDevice, testing::Bool());
 
 TEST_P(AllOfDriverStepOnDevice, ThatTheRanksAddedIsAppliedOrKept) {
   constexpr int kSize = 4, kTimes = 6;
-  DriverJob job = Forgetful(0.5f);
+  DriverJob job = JobWith(0.5f);
   job.whole = true;
   job.masks = GetParam();
   std::vector<std::vector<Account>> accounts(kSize);
@@ -127,7 +99,7 @@ TEST_P(AllOfDriverStepOnDevice, ThatTheRanksAddedIsAppliedOrKept) {
 }
 
 TEST_F(DriverStepOnDevice, AStepThatIsEndedKeepsAllThatItTook) {
-  DriverJob job = Forgetful(0.5f);
+  DriverJob job = JobWith(0.5f);
   job.whole = true;
   for (const std::vector<int>& ops : {std::vector<int>{0}, {0, 1}}) {
     Meeting meeting(2);

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "csrc/cuda/base/stream.h"
-#include "csrc/cuda/step/stream_work.h"
+#include "csrc/cuda/kernels/merge_work.h"
 #include "csrc/devices/kernels_for.h"
 #include "tests/csrc/cuda/device_array.h"
 #include "tests/csrc/cuda/graphs.h"
@@ -22,45 +22,7 @@ namespace {
 
 constexpr std::int64_t kNumel = kCapturedNumel, kK = kCapturedK;
 
-/// A selection with the memory that it works on.
-struct Selection {
-  DeviceArray<float> gradient, residual;
-  std::unique_ptr<StreamWork> work;
-
-  Selection(const std::vector<float>& values, const std::vector<float>& kept)
-      : gradient(values),
-        residual(kept),
-        work(cuda::MakeSelectWork(0, {gradient.data(), kNumel, DType::kFloat32}, residual.span(),
-                                  kK)) {}
-
-  Entries Taken() {
-    SparseBlock block;
-    work->WaitForResult(&block);
-    return EntriesOf(block);
-  }
-};
-
 using CudaGraphCapture = CudaTest;
-
-TEST_F(CudaGraphCapture, ReplayedSelectionsHaveTheBitsOfThoseThatWereGiven) {
-  const std::vector<float> gradient = Awkward(kNumel, 1), kept = Awkward(kNumel, 2);
-  const cuda::Stream stream;
-  const auto handle = reinterpret_cast<StreamHandle>(stream.get());  // NOLINT: as torch passes it
-  Selection given(gradient, kept), replayed(gradient, kept);
-  given.work->Enqueue(handle);  // loads the kernels before a capture
-  std::vector<Entries> expected = {given.Taken()};
-  Graph graph(stream.get(), [&] { replayed.work->Enqueue(handle); });
-  EXPECT_TRUE(SameBits(replayed.residual.Values(), kept));  // capturing runs nothing
-  for (int time = 0; time < kReplays; ++time) {
-    graph.Replay();
-    stream.Synchronize();
-    EXPECT_EQ(replayed.Taken(), expected.back());
-    EXPECT_TRUE(SameBits(replayed.residual.Values(), given.residual.Values()));
-    given.work->Enqueue(handle);
-    expected.push_back(given.Taken());
-  }
-  EXPECT_NE(expected[0], expected[1]);
-}
 
 TEST_F(CudaGraphCapture, AReplayedMergeHasTheBitsOfTheOneThatWasGiven) {
   const std::vector<float> values = Awkward(2 * kNumel, 3);

@@ -11,7 +11,7 @@
 
 #include "csrc/cuda/base/check.h"
 #include "csrc/cuda/base/stream.h"
-#include "csrc/cuda/step/device_gtopk.h"
+#include "csrc/cuda/transport/device_gtopk.h"
 #include "tests/csrc/cuda/device_blocks.h"
 
 namespace hvd_sparse {

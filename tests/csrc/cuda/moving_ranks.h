@@ -29,16 +29,14 @@ inline const std::vector<OpGradients> kOps = {{kOne + kTwo, 1}, {kEither, 1}, {k
 /// The non-finite value of a step: none, in a gradient of the last rank, or in a dense sum.
 enum class Bad { kNothing, kGradient, kSum };
 
-/// Sparsifiers of the ops, and options of the driver.
+/// The sparsifier, and options of the driver.
 struct DriverJob {
-  std::string on_cpu, on_gpu;  // sparsifiers
-  float momentum = 0;          // 0: there are no velocities
+  std::string sparsifier;
+  float momentum = 0;  // 0: there are no velocities
   std::int64_t measure_every = 0;
   Route route = Route::kCalls;  // for several ranks on a GPU
-  bool forgets = false;         // forget thresholds before each step
   bool whole = false;           // gradients are whole numbers
   bool masks = true;            // the velocity of delivered entries becomes 0
-  std::int64_t part = 50;       // one entry in `part` is selected
 };
 
 /// Input and outcome of a step on one rank, for the ops that can be exchanged.
@@ -87,7 +85,6 @@ class MovingRank {
   }
 
   Account Step(Bad bad = Bad::kNothing) {
-    if (job_.forgets) states_ = States(states_.size());
     Drawn drawn = Draw(bad == Bad::kGradient && number() + 1 == size_);
     Account account{drawn.Exchangeable(), {}, kept(), {}};
     Begin(&drawn);
@@ -192,10 +189,9 @@ class MovingRank {
 
   std::vector<DrivenBucket> Buckets(bool either_is_dense) {
     const float average = 1.0f / static_cast<float>(size_);
-    const std::string& sparsifier = origin_.device.IsCpu() ? job_.on_cpu : job_.on_gpu;
     exchanged_.clear();
     const auto sparse = [&](const std::vector<std::int64_t>& numels, std::int64_t numel) {
-      BucketSpec spec{"a bucket", numels, {numel}, {numel / job_.part}, sparsifier, {}, "gtopk"};
+      BucketSpec spec{"a bucket", numels, {numel}, {numel / 50}, job_.sparsifier, {}, "gtopk"};
       spec.device = origin_.device;
       exchanged_.push_back(exchange_.AddBucket(spec));
       return DrivenBucket{exchanged_.back(), kScale, average, {{0, spec.max_ks}}, 1};

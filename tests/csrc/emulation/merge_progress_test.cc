@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "csrc/cuda/base/look_back.cuh"
-#include "csrc/cuda/step/launches.h"
+#include "csrc/cuda/kernels/launches.h"
 #include "tests/csrc/cuda/device_blocks.h"
 
 namespace hvd_sparse {

@@ -7,11 +7,12 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "csrc/base/error.h"
-#include "csrc/cuda/step/device_gtopk.h"
+#include "csrc/cuda/transport/device_gtopk.h"
 #include "csrc/cuda/transport/mpi_transport.h"
 #include "tests/csrc/cuda/own_ranks.h"
 #include "tests/csrc/meeting.h"
@@ -21,6 +22,7 @@ namespace hvd_sparse {
 namespace {
 
 std::atomic<bool> device_is_done{true};
+std::atomic<int> headers{0};     // that ranks have begun to compare
 std::atomic<int> looks_left{0};  // after the exchange has ended, until the device is done
 std::shared_ptr<LoopbackWorld> world_of_ranks;
 
@@ -40,21 +42,27 @@ class MpiWait : public testing::Test {
  protected:
   void SetUp() override {
     ::setenv("HVD_SPARSE_CUDA_AWARE_MPI", "1", 1);
-    device_is_done = false;
+    headers = 0;
     looks_left = 1000;
     emulation::device_is_idle = &DeviceIsDone;
   }
   void TearDown() override {
     emulation::device_is_idle = nullptr;
     emulation::streams_capture = false;
+    device_is_done = true;
     world_of_ranks = nullptr;
     ::unsetenv("HVD_SPARSE_CUDA_AWARE_MPI");
     ::unsetenv("HVD_SPARSE_TIMEOUT_SECONDS");
   }
 
+  /// The device falls behind when all ranks have selected from their first bucket.
   static Conditions InAWorldThatTheDeviceSees() {
     Conditions conditions;
     world_of_ranks = conditions.world;
+    conditions.before_transfer = [](Communicator&, const std::string& what) {
+      if (what.find("headers 1") != std::string::npos && ++headers == kRanks)
+        device_is_done = false;
+    };
     return conditions;
   }
 };
@@ -69,8 +77,8 @@ TEST_F(MpiWait, ABucketWhoseDeviceIsBehindIsWaitedForAndThenCounts) {
         waited.Attend();
         device_is_done = true;
         own.WaitForAll();
-        EXPECT_EQ(own.exchange->Stats(1).route, Route::kStep);
-        EXPECT_EQ(own.exchange->Stats(1).rounds[0].name, "gtopk, over MPI");
+        EXPECT_EQ(own.exchange->Stats(1).route, Route::kRounds);
+        EXPECT_EQ(own.exchange->Stats(1).rounds[2].name, "gtopk, over MPI");
         own.exchange->Commit("");
       },
       InAWorldThatTheDeviceSees());
@@ -103,7 +111,6 @@ TEST_F(MpiWait, IsRefusedForAStreamThatIsBeingCaptured) {
 
 /// The memory holds blocks of gTop-k, and is either freed or leaked.
 TEST_F(MpiWait, MemoryThatMpiMayStillUseIsNeverFreed) {
-  device_is_done = true;
   for (const bool fails : {false, true}) {
     DeviceLoopback comm(std::make_shared<LoopbackWorld>(2), 0, [](Communicator&, const auto&) {
       Throw(ErrorKind::kPeerLost, "rank 1 was lost");

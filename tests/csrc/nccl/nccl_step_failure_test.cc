@@ -98,7 +98,7 @@ TEST_F(NcclStepWait, IsInWaitAlone) {
     waited.Attend();
     device_is_done = true;
     own.WaitForAll();
-    EXPECT_EQ(own.exchange->Stats(2).route, Route::kStep);
+    EXPECT_EQ(own.exchange->Stats(2).route, Route::kRounds);
     own.exchange->Commit("");
   });
 }
@@ -160,12 +160,6 @@ TEST_F(NcclStepFailure, RanksWithOtherKsAreToldBeforeAnyWaitsForADevice) {
 TEST_F(NcclStepFailure, RanksThatAskForOtherKsLaterAreToldBeforeAnyWaitsForADevice) {
   const Error error = WhereRankOneAlters([](Launch* launch) { launch->ks[0] -= 7; }, 1);
   EXPECT_TRUE(Says(error, "asked for")) << error.what();
-}
-
-TEST_F(NcclStepFailure, RanksWithOtherRoutesAreToldBeforeAnyWaitsForADevice) {
-  const Error error = WhereRankOneAlters([](Launch* launch) { launch->output_scale = 0; });
-  EXPECT_TRUE(Says(error, "bucket '0' takes the route '")) << error.what();
-  EXPECT_TRUE(Says(error, "'device rounds' on rank 1")) << error.what();
 }
 
 }  // namespace

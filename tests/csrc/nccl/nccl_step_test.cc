@@ -1,9 +1,5 @@
-/// Steps that a device runs alone, in whole exchanges over NCCL's stand-in: the bits of the same
-/// steps on the CPU, the same thresholds, and nothing lost when a step is refused.
-///
-/// If no threshold is known, or one misses, the device takes the exact top-k, while `gaussian` on
-/// the CPU searches. So steps that forget thresholds are compared with `top_k`, and steps that
-/// follow them start with thresholds learned on the CPU.
+/// Steps whose blocks go from device to device, in whole exchanges over NCCL's stand-in: the bits
+/// of the same steps on the CPU, and nothing lost when a step is refused.
 
 #include <gtest/gtest.h>
 
@@ -22,10 +18,12 @@ namespace {
 class NcclStep : public WithFakeNccl {};
 
 TEST_F(NcclStep, HasTheBitsOfTheCpuForAnyNumberOfRanks) {
-  ExpectTheBitsOfTopKForAnyNumberOfRanks();
+  ExpectTheBitsOfTheCpuForAnyNumberOfRanks();
 }
 
-TEST_F(NcclStep, HasTheBitsOfTheCpuWhereMomentumIsCorrected) { ExpectTheBitsOfTopKWithMomentum(); }
+TEST_F(NcclStep, HasTheBitsOfTheCpuWhereMomentumIsCorrected) {
+  ExpectTheBitsOfTheCpuWithMomentum();
+}
 
 TEST_F(NcclStep, FollowsAKThatWarmsUp) {
   StepRun run;
@@ -33,7 +31,7 @@ TEST_F(NcclStep, FollowsAKThatWarmsUp) {
   run.ks = [](int step) {
     return std::vector<std::int64_t>{120 >> step, 0, 1, step < 2 ? 150 : 7};
   };
-  ExpectTheBitsOfTopK<BFloat16>(3, run);
+  ExpectTheBitsOfTheCpu<BFloat16>(3, run);
 }
 
 TEST_F(NcclStep, AGradientThatIsNotFiniteIsToldToAllAndNothingIsLost) {
@@ -44,7 +42,7 @@ TEST_F(NcclStep, AGradientThatIsNotFiniteIsToldToAllAndNothingIsLost) {
       (*first)[3] = rank == bad ? kInf : (*first)[3];
       (*second)[5] = kNan;
     };
-    ExpectTheBitsOfTopK<BFloat16>(3, run);
+    ExpectTheBitsOfTheCpu<BFloat16>(3, run);
   }
 }
 
@@ -54,75 +52,22 @@ TEST_F(NcclStep, ASumThatOverflowsIsToldToAllAndNothingIsLost) {
   run.alter = [](int, int step, std::vector<float>* first, std::vector<float>*) {
     if (step == 1) (*first)[3] = FLT_MAX;
   };
-  ExpectTheBitsOfTopK<float>(4, run);
+  ExpectTheBitsOfTheCpu<float>(4, run);
 }
 
 TEST_F(NcclStep, WhatANarrowGradientCannotHoldIsToldToAllAndNothingIsLost) {
   StepRun run;
-  run.forgets = true;
   run.output_scale = 1;
   run.alter = [](int, int step, std::vector<float>*, std::vector<float>* second) {
     if (step == 1) (*second)[5] = 40000;
   };
-  const auto on_device = RunSteps<Float16>(3, StepSpecOf(kGpu, "gaussian"), run);
-  const auto on_cpu = RunSteps<Float16>(3, StepSpecOf({}, "top_k"), run);
+  const auto on_device = RunSteps<Float16>(3, StepSpecOf(kGpu), run);
+  const auto on_cpu = RunSteps<Float16>(3, StepSpecOf({}), run);
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_NE(on_device[rank][1].refused.find("overflows"), std::string::npos);
     for (int step = 0; step < run.steps; ++step) {
       EXPECT_EQ(on_device[rank][step].refused.empty(), step != 1);
       EXPECT_TRUE(on_device[rank][step].residual == on_cpu[rank][step].residual);
-    }
-  }
-}
-
-// ---- Thresholds ---------------------------------------------------------------------------------
-
-TEST_F(NcclStep, FollowsThresholdsAsTheCpuDoes) {
-  for (const float momentum : {0.0f, 0.5f}) {
-    SCOPED_TRACE(momentum);
-    StepRun run;
-    run.steps = 5;
-    run.momentum = momentum;
-    run.before = Learned<BFloat16>(3, momentum);
-    const auto on_device = RunSteps<BFloat16>(3, StepSpecOf(kGpu, "gaussian"), run);
-    const auto on_cpu = RunSteps<BFloat16>(3, StepSpecOf({}, "gaussian"), run);
-    ExpectSameBits(on_device, on_cpu);
-    for (int rank = 0; rank < 3; ++rank) {
-      for (int step = 0; step < run.steps; ++step) {
-        EXPECT_TRUE(SameStates(on_device[rank][step].states, on_cpu[rank][step].states));
-      }
-      EXPECT_GT(on_device[rank][0].states[0].threshold, 0.0f);
-    }
-  }
-}
-
-TEST_F(NcclStep, ThresholdsOfARefusedStepAreThoseOfTheCpu) {
-  StepRun run;
-  run.before = Learned<float>(2);
-  run.alter = [](int rank, int step, std::vector<float>* first, std::vector<float>*) {
-    if (step == 1 && rank == 1) (*first)[3] = kInf;
-  };
-  const auto on_device = RunSteps<float>(2, StepSpecOf(kGpu, "gaussian"), run);
-  const auto on_cpu = RunSteps<float>(2, StepSpecOf({}, "gaussian"), run);
-  ExpectSameBits(on_device, on_cpu);
-  for (int rank = 0; rank < 2; ++rank) {
-    EXPECT_TRUE(SameStates(on_device[rank][2].states, on_cpu[rank][2].states));
-  }
-}
-
-TEST_F(NcclStep, WhatIsSavedBetweenTwoStepsIsAllThatTheNextOneNeeds) {
-  StepRun run;
-  run.steps = 4;
-  run.momentum = 0.9f;
-  const auto through = RunSteps<float>(3, StepSpecOf(kGpu, "gaussian"), run);
-  run.renewed = 2;
-  const auto renewed = RunSteps<float>(3, StepSpecOf(kGpu, "gaussian"), run);
-  for (int rank = 0; rank < 3; ++rank) {
-    for (int step = 0; step < run.steps; ++step) {
-      EXPECT_TRUE(through[rank][step].gradients == renewed[rank][step].gradients);
-      EXPECT_TRUE(through[rank][step].residual == renewed[rank][step].residual);
-      EXPECT_TRUE(through[rank][step].velocity == renewed[rank][step].velocity);
-      EXPECT_TRUE(SameStates(through[rank][step].states, renewed[rank][step].states));
     }
   }
 }
@@ -141,14 +86,14 @@ class NcclRoute : public WithFakeNccl {
 };
 
 TEST_F(NcclRoute, FollowsFromTheBucketAndFromTheUsersWish) {
-  const BucketSpec step = StepSpecOf(kGpu, "gaussian");
-  EXPECT_EQ(RouteOn(3, step), Route::kStep);
+  const BucketSpec step = StepSpecOf(kGpu);
+  EXPECT_EQ(RouteOn(3, step), Route::kRounds);
   EXPECT_EQ(RouteOn(1, step), Route::kCalls);
-  EXPECT_EQ(RouteOn(3, StepSpecOf({}, "gaussian")), Route::kCalls);
+  EXPECT_EQ(RouteOn(3, StepSpecOf({})), Route::kCalls);
   EXPECT_EQ(RouteOn(3, StepSpecOf(kGpu, "sidco")), Route::kRounds);
   BucketSpec packed = step, narrow = step, other = step;
   packed.wire.packed = true;
-  EXPECT_EQ(RouteOn(3, packed), Route::kStep);
+  EXPECT_EQ(RouteOn(3, packed), Route::kRounds);
   narrow.wire.values = Values::kBFloat16;
   EXPECT_EQ(RouteOn(3, narrow), Route::kCalls);
   other.collective = "allgather";
@@ -160,9 +105,8 @@ TEST_F(NcclRoute, FollowsFromTheBucketAndFromTheUsersWish) {
 TEST_F(NcclRoute, ItsStatisticsSayWhenWhatHappenedAndHowMuch) {
   constexpr int kRanks = 4;
   StepRun run;
-  run.forgets = true;  // so that exactly k are selected
   const double before = SteadySeconds();
-  const auto seen = RunSteps<float>(kRanks, StepSpecOf(kGpu, "gaussian"), run);
+  const auto seen = RunSteps<float>(kRanks, StepSpecOf(kGpu, "top_k"), run);
   const double after = SteadySeconds();
   for (const auto& of_rank : seen) {
     double last = before;
@@ -171,21 +115,17 @@ TEST_F(NcclRoute, ItsStatisticsSayWhenWhatHappenedAndHowMuch) {
       EXPECT_EQ(stats.asked, 271);
       EXPECT_EQ(stats.selected, 271);
       EXPECT_EQ(stats.reduced, 271);
-      ASSERT_EQ(stats.rounds.size(), 1u);
-      EXPECT_EQ(stats.rounds[0].name, "gtopk, over NCCL");
+      ASSERT_EQ(stats.rounds.size(), 3u);  // two of them compare headers
+      const RoundTimes& messages = stats.rounds[2];
+      EXPECT_EQ(messages.name, "gtopk, over NCCL");
       // Two rounds of 320 entries, as 271 are rounded up, and a header of 32 bytes each.
-      EXPECT_EQ(stats.rounds[0].bytes_sent, 2 * (32 + 8 * 320));
-      EXPECT_EQ(stats.rounds[0].bytes_received, stats.rounds[0].bytes_sent);
-      EXPECT_GT(stats.bytes_sent, stats.rounds[0].bytes_sent);  // with the prior comparison
-      const double times[] = {last,
-                              stats.select_begin,
-                              stats.select_end,
-                              stats.exchange_begin,
-                              stats.rounds[0].begin,
-                              stats.rounds[0].end,
-                              stats.settle_begin,
-                              stats.exchange_end,
-                              after};
+      EXPECT_EQ(messages.bytes_sent, 2 * (32 + 8 * 320));
+      EXPECT_EQ(messages.bytes_received, messages.bytes_sent);
+      EXPECT_GT(stats.bytes_sent, messages.bytes_sent);  // with the prior comparison
+      const double times[] = {
+          last,           stats.select_begin, stats.select_end,   stats.exchange_begin,
+          messages.begin, messages.end,       stats.settle_begin, stats.exchange_end,
+          after};
       for (std::size_t i = 1; i < std::size(times); ++i) EXPECT_LE(times[i - 1], times[i]) << i;
       last = stats.exchange_end;
     }

@@ -1,10 +1,10 @@
-#include "csrc/exchange/step_by_calls.h"
+#include "csrc/exchange/bucket_step.h"
 
 #include "csrc/base/process.h"
 
 namespace hvd_sparse {
 
-void StepByCalls::Select(int rank, const Kernels& kernels, const Mark* /*ready*/) {
+void BucketStep::Select(int rank, const Kernels& kernels) {
   BucketStats& stats = record_.stats;
   stats.select_begin = SteadySeconds();
   const std::int64_t not_finite = Take(kernels);
@@ -14,15 +14,14 @@ void StepByCalls::Select(int rank, const Kernels& kernels, const Mark* /*ready*/
   stats.SetDurations();
 }
 
-bool StepByCalls::Reduce(Communicator& comm, const Kernels& kernels,
-                         GpuCollectives* gpu_collectives) {
+void BucketStep::Reduce(Communicator& comm, const Kernels& kernels,
+                        GpuCollectives* gpu_collectives) {
   BucketStats& stats = record_.stats;
   stats.exchange_begin = SteadySeconds();
   Sum(comm, kernels, gpu_collectives);
   record_.RequireKnown(comm.Rank());
   stats.exchange_end = SteadySeconds();
   stats.SetDurations();
-  return true;
 }
 
 }  // namespace hvd_sparse

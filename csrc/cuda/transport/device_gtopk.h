@@ -6,9 +6,7 @@
 ///     a host      first merges its guest's block into its own
 ///     round r     swap blocks with rank XOR 2^r; merge; keep the k largest
 ///
-/// Launches: one that clears scratch memory and four for each merge (merge with the first digit's
-/// counts, two more digits, compaction): 4 log2 P + 1 for a power of two, at most 4 log2 P + 5
-/// else. Sent by each rank in a round: 8 bytes for each entry that is kept, rounded up to 64, and a
+/// Sent by each rank in a round: 8 bytes for each entry that is kept, rounded up to 64, and a
 /// header, however many entries there are.
 
 #pragma once
@@ -24,39 +22,31 @@
 #include "csrc/cuda/base/device_transport.h"
 #include "csrc/cuda/base/memory.h"
 #include "csrc/cuda/kernels/launches.h"
-#include "csrc/cuda/step/launches.h"
 
 namespace hvd_sparse::cuda {
 
 class DeviceGTopK {
  public:
-  /// Prepares gTop-k of at most `max_k` of `numel` entries; all arguments but the transport's rank
-  /// are the same on all ranks. Allocates all memory that it will ever need on the current device.
-  /// The transport must outlive this object.
-  DeviceGTopK(std::int64_t numel, std::int64_t max_k, const CollectiveOptions& options,
+  /// Prepares gTop-k of `k` of `numel` entries; all arguments but the transport's rank are the same
+  /// on all ranks. Allocates all memory that it will ever need on the current device. The transport
+  /// must outlive this object.
+  DeviceGTopK(std::int64_t numel, std::int64_t k, const CollectiveOptions& options,
               DeviceTransport* transport);
 
   /// Enqueues the clearing of all blocks, which precedes all other work: messages are sent as a
   /// whole, and the part behind their entries would be uninitialised.
   void ClearBlocks(cudaStream_t stream) const { rest_.Clear(stream); }
 
-  /// Sets how many entries later runs ask for, max_k at first. It must be the same on all ranks,
-  /// since it sets the length of messages. selected() and reduced() move.
-  void Ask(std::int64_t k);
-
   /// The block that the caller writes before Run: this rank's entries, at most k, all with the
   /// survived bit. Run does not change it.
   const DeviceBlock& selected() const { return selected_; }
 
   /// The reduced block after Run, with the survived bits and the combined header.
-  const DeviceBlock& reduced() const { return reduced_; }
+  const DeviceBlock& reduced() const { return cube_.size > 1 ? running_ : selected_; }
 
   /// Enqueues all rounds. One call's work must be done before the next one's begins, as it is on a
   /// single stream.
   void Run(cudaStream_t stream);
-
-  /// Returns how many kernels and clearings of memory Run enqueues, besides the transport's work.
-  int launches() const;
 
  private:
   struct Merging {
@@ -65,8 +55,6 @@ class DeviceGTopK {
   };
 
   void DivideZeros(Divider* divider);
-
-  /// Divides the memory of the blocks, for the present k_ and kept_.
   void DivideRest(Divider* divider);
 
   /// running = the `count` largest of own + theirs.
@@ -75,11 +63,9 @@ class DeviceGTopK {
 
   DeviceTransport& transport_;
   const FoldedCube cube_;
-  const std::int64_t numel_, max_k_;
-  const CollectiveOptions options_;
-  std::int64_t k_ = 0, kept_ = 0;
+  const std::int64_t k_, kept_;
   std::vector<Merging> mergings_;  // one for each merge: all are cleared at once
-  DeviceBlock selected_, theirs_, merged_, running_, reduced_;
+  DeviceBlock selected_, theirs_, merged_, running_;
   const DeviceBytes zeros_;
   const MessageBytes rest_;
 };

@@ -27,7 +27,7 @@
 #include "csrc/cuda/base/digits.cuh"
 #include "csrc/cuda/base/entries.cuh"
 #include "csrc/cuda/base/look_back.cuh"
-#include "csrc/cuda/step/launches.h"
+#include "csrc/cuda/kernels/launches.h"
 
 namespace hvd_sparse::cuda {
 
@@ -138,8 +138,6 @@ __device__ void JoinHeaders(const DeviceBlock& own, const DeviceBlock& theirs,
     joined.flags |= kDisagree;
   }
   if (mine.count > own.capacity || other.count > theirs.capacity) joined.flags |= kMalformed;
-  joined.not_finite = mine.not_finite + other.not_finite;
-  if (joined.not_finite < mine.not_finite) joined.not_finite = 0xffffffffu;  // that many, or more
   joined.verdict.Note(other.verdict);
   *out.header = joined;
 }

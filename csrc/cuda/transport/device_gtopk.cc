@@ -1,4 +1,4 @@
-#include "csrc/cuda/step/device_gtopk.h"
+#include "csrc/cuda/transport/device_gtopk.h"
 
 #include <cmath>
 
@@ -33,28 +33,17 @@ std::int64_t CheckedKept(std::int64_t kept, int ranks) {
 
 }  // namespace
 
-DeviceGTopK::DeviceGTopK(std::int64_t numel, std::int64_t max_k, const CollectiveOptions& options,
+DeviceGTopK::DeviceGTopK(std::int64_t numel, std::int64_t k, const CollectiveOptions& options,
                          DeviceTransport* transport)
     : transport_(*transport),
       cube_{transport->Rank(), transport->Size()},
-      numel_(numel),
-      max_k_(Checked(numel, max_k, options)),
-      options_(options),
-      k_(max_k),
-      kept_(CheckedKept(KeptBeforeTheLast(max_k, numel, options), transport->Size())),
+      k_(Checked(numel, k, options)),
+      kept_(CheckedKept(KeptBeforeTheLast(k, numel, options), transport->Size())),
       mergings_(static_cast<std::size_t>(MergesOf(cube_))),
       zeros_([this](Divider* divider) { DivideZeros(divider); }),
       rest_(transport_, SizeOfAll([this](Divider* divider) { DivideRest(divider); })) {
-  Ask(max_k);
-}
-
-void DeviceGTopK::Ask(std::int64_t k) {
-  Require(1 <= k && k <= max_k_, "k must lie in [1, ", max_k_, "], got ", k);
-  k_ = k;
-  kept_ = KeptBeforeTheLast(k, numel_, options_);
   Divider rest(rest_.get());
   DivideRest(&rest);
-  reduced_ = cube_.size > 1 ? running_ : selected_;
 }
 
 void DeviceGTopK::DivideZeros(Divider* divider) {
@@ -106,11 +95,6 @@ void DeviceGTopK::Run(cudaStream_t stream) {
   if (cube_.HasGuest()) {
     transport_.Exchange(cube_.Guest(), running_.message(), nullptr, bytes, stream);
   }
-}
-
-int DeviceGTopK::launches() const {
-  constexpr int kOfAMerge = 4;
-  return cube_.IsGuest() ? 0 : 1 + kOfAMerge * static_cast<int>(mergings_.size());
 }
 
 }  // namespace hvd_sparse::cuda
