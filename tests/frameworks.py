@@ -127,8 +127,6 @@ class Framework(ABC):
         shares_residuals: True if the residuals of a node can be added up first.
         undoes_skipped: True if a step that the loss scaling skips leaves no trace; otherwise
             residuals keep its finite gradients.
-        steps_on_device: True if a bucket with `gaussian` and `gtopk` takes its step on the device,
-            which selects other entries where a threshold has missed.
     """
 
     rank: int
@@ -143,7 +141,6 @@ class Framework(ABC):
     scales_narrow: bool = True
     shares_residuals: bool = True
     undoes_skipped: bool = False
-    steps_on_device: bool = False
 
     @abstractmethod
     def model(

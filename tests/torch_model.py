@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -237,7 +236,6 @@ class TorchFramework(frameworks.Framework):
     scales_narrow = DEVICE.type == "cpu"  # torch's GradScaler takes no such gradients on a GPU
     undoes_skipped = True
     shares_residuals = DEVICE.type == "cpu"
-    steps_on_device = DEVICE.type != "cpu" and os.environ.get("HVD_SPARSE_NCCL") == "1"
 
     def dense_refusal(self, name: str) -> str:
         return f"'{name}' over the ranks is not finite"

@@ -69,9 +69,7 @@ void BindExchange(py::module_& m) {
       .def_readonly("step", &BucketStats::step, "Number of steps of this bucket before this one.")
       .def_property_readonly(
           "route", [](const BucketStats& self) { return NameOf(self.route); },
-          "\"calls\" (blocks were sent from CPU memory) or \"device rounds\" (from GPU to GPU); "
-          "see "
-          "docs/cuda.md.")
+          "\"calls\" (blocks were sent from CPU memory) or \"device rounds\" (from GPU to GPU).")
       .def_readonly("numel", &BucketStats::numel, "Entries of the bucket.")
       .def_readonly("asked", &BucketStats::asked,
                     "Entries asked for (the sum of k over its segments).")
@@ -168,7 +166,8 @@ void BindExchange(py::module_& m) {
              std::vector<std::int64_t> segment_numels, std::vector<std::int64_t> max_ks,
              std::string sparsifier, SparsifierOptions sparsifier_options, std::string collective,
              const std::map<std::string, double>& collective_options, bool packed,
-             const std::string& values, const std::string& device, bool nodes_first) {
+             const std::string& values, const std::string& device, bool nodes_first,
+             bool by_devices) {
             const bool is_sparse = FindCollective(collective).IsSparse();
             return self.AddBucket(
                 {std::move(name),
@@ -181,12 +180,14 @@ void BindExchange(py::module_& m) {
                  CollectiveOptions::From(collective_options),
                  {packed, is_sparse ? ValuesFrom(values) : DenseValuesFrom(values)},
                  DeviceFrom(device),
-                 nodes_first});
+                 nodes_first,
+                 by_devices});
           },
           py::arg("name"), py::kw_only(), py::arg("gradient_numels"), py::arg("segment_numels"),
           py::arg("max_ks"), py::arg("sparsifier"), py::arg("sparsifier_options"),
           py::arg("collective"), py::arg("collective_options"), py::arg("packed"),
-          py::arg("values"), py::arg("device") = "cpu", py::arg("nodes_first") = false)
+          py::arg("values"), py::arg("device") = "cpu", py::arg("nodes_first") = false,
+          py::arg("by_devices") = true)
       .def_property_readonly("local_size",
                              [](const Exchange& self) { return self.nodes().LocalSize(); })
       .def_property_readonly("checks", &Exchange::checks)
@@ -208,6 +209,7 @@ void BindExchange(py::module_& m) {
             return self.ConnectDevices(own);
           },
           py::arg("device"))
+      .def_property_readonly("between_devices", &Exchange::BetweenDevices)
       .def("swap_between_devices", &Exchange::SwapBetweenDevices, py::arg("peer"), py::arg("bytes"),
            py::arg("repetitions"), py::call_guard<py::gil_scoped_release>())
       .def("merge_on_device", &Exchange::MergeOnDevice, py::arg("entries"), py::arg("repetitions"),

@@ -39,11 +39,12 @@ void BindFacts(py::module_& m) {
 
   m.def(
       "route_of",
-      [](const std::string& collective, const std::string& values, bool connected) {
-        return NameOf(RouteOf(collective, AnyValuesFrom(values), connected));
+      [](const std::string& collective, const std::string& values, bool packed, bool connected) {
+        const WireFormat wire{packed, AnyValuesFrom(values)};
+        return NameOf(RouteOf(FindCollective(collective), wire, connected));
       },
-      py::arg("collective"), py::kw_only(), py::arg("values"), py::arg("connected"),
-      "The route of a bucket's steps.");
+      py::arg("collective"), py::kw_only(), py::arg("values"), py::arg("packed"),
+      py::arg("connected"), "The route of a bucket's steps.");
 
   m.attr("header_bytes") = sizeof(BlockHeader);
   m.attr("index_bytes") = sizeof(Index);

@@ -31,6 +31,8 @@ struct BucketSpec {
   /// exchanges what it selects there with the owners of that shard, one on each node. A dense sum
   /// does so by itself. See csrc/exchange/node_step.h and dense_node_step.h.
   bool nodes_first = false;
+  /// Its blocks go from device to device, if its collective can and devices are connected.
+  bool by_devices = true;
 
   std::int64_t Numel() const;
   std::int64_t MaxAsked() const;  ///< the sum of max_ks over segments that are not empty

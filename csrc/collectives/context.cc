@@ -2,6 +2,7 @@
 /// ranks agree.
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "csrc/base/error.h"
@@ -153,21 +154,45 @@ void CollectiveContext::AgreeOnFormat(std::uint8_t theirs, int peer) const {
         comm.RankInExchange(peer), " ", NameOfFormat(theirs));
 }
 
-void CollectiveContext::AgreeBeforehand(BlockHeader* own) {
+std::vector<std::int64_t> CollectiveContext::AgreeBeforehand(
+    BlockHeader* own, const std::vector<std::int64_t>& counts, std::int64_t room,
+    const std::string& round) {
+  // A record: the header, and the counts in as few bytes as they take.
+  using Sent = std::int32_t;
   const BlockHeader sent = *own;
-  const std::uint8_t* records = AllgatherRecords(&sent, sizeof(sent), "gtopk, headers");
-  for (int rank = 0; rank < comm.Size(); ++rank, records += sizeof(sent)) {
+  const std::size_t size = sizeof(sent) + counts.size() * sizeof(Sent);
+  std::vector<std::uint8_t> record(size);
+  std::memcpy(record.data(), &sent, sizeof(sent));
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    const auto count = static_cast<Sent>(counts[i]);
+    std::memcpy(record.data() + sizeof(sent) + i * sizeof(Sent), &count, sizeof(Sent));
+  }
+  const std::uint8_t* records =
+      AllgatherRecords(record.data(), static_cast<std::int64_t>(size), round);
+  std::vector<std::int64_t> of_all;
+  for (int rank = 0; rank < comm.Size(); ++rank, records += size) {
     BlockHeader theirs;
-    std::copy_n(records, sizeof(theirs), reinterpret_cast<std::uint8_t*>(&theirs));
+    std::memcpy(static_cast<void*>(&theirs), records, sizeof(theirs));
     if (theirs.route != sent.route) {
       Throw(ErrorKind::kDisagreement, "the ranks disagree: ", what, " takes the route '",
             NameOf(sent.route), "' on rank ", comm.RankInExchange(comm.Rank()), ", and '",
             NameOf(theirs.route), "' on rank ", comm.RankInExchange(rank),
-            ": where do their gradients lie, and what do they correct?");
+            ": where do their gradients lie?");
     }
     AgreeOnFormat(theirs.format, rank);
     Agree(own, theirs, rank);
+    for (std::size_t i = 0; i < counts.size(); ++i) {
+      Sent count = 0;
+      std::memcpy(&count, records + sizeof(theirs) + i * sizeof(Sent), sizeof(count));
+      if (count < 0 || count > room) {
+        Throw(ErrorKind::kExchangeFailed, "in ", what, ", ", round, ", rank ",
+              comm.RankInExchange(rank), " announces ", count, " entries, at most ", room,
+              " were agreed on: do all ranks use the same density?");
+      }
+      of_all.push_back(count);
+    }
   }
+  return of_all;
 }
 
 void CollectiveContext::Agree(BlockHeader* own, const BlockHeader& other, int peer) const {

@@ -24,7 +24,7 @@ struct Decision {
   bool throws = false;
   ErrorKind kind = {};
   int chosen = kNone;  // index in the table
-  char text[kText] = "";
+  char text[kText] = "", why[kText] = "";
   Invitation invitation = {};
 };
 
@@ -102,7 +102,7 @@ Decision Decide(const GpuTransportOptions& table, const std::vector<std::vector<
     }
   }
   Decision decision;
-  std::string unmet;
+  std::string unmet, why;
   for (std::size_t m = 0; m < table.size(); ++m) {
     const GpuTransportOption& option = *table[m];
     const bool is_wanted = decision.chosen == kNone;  // else a preferred one is chosen
@@ -123,11 +123,14 @@ Decision Decide(const GpuTransportOptions& table, const std::vector<std::vector<
     if (some_wish(Wish::kAlways)) {
       return Refusal(ErrorKind::kUnavailable, RequiredButUnavailable(option, problem));
     }
-    if (!is_wanted || some_wish(Wish::kNever)) continue;  // needs no warning
-    unmet += Concat(unmet.empty() ? "" : "; ", option.name, " is not used: ", problem, " (",
-                    option.variable, "=auto)");
+    if (!is_wanted) continue;
+    const std::string reason = Concat(option.name, " is not used: ", problem);
+    why += Concat(why.empty() ? "" : "; ", reason);
+    if (some_wish(Wish::kNever)) continue;  // needs no warning
+    unmet += Concat(unmet.empty() ? "" : "; ", reason, " (", option.variable, "=auto)");
   }
   Put(unmet, decision.text);
+  Put(why, decision.why);
   return decision;
 }
 
@@ -203,6 +206,7 @@ DeviceAgreement AgreeOnGpuTransport(Communicator* comm, const GpuTransportOption
   DeviceAgreement agreement;
   if (decision.chosen != kNone) agreement.option = table[static_cast<std::size_t>(decision.chosen)];
   agreement.unmet = TextOf(decision.text);
+  agreement.why = TextOf(decision.why);
   agreement.invitation = decision.invitation;
   return agreement;
 }

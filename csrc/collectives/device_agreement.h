@@ -49,6 +49,9 @@ struct DeviceAgreement {
   /// Preferred options that all ranks want and cannot use, and why; may be empty.
   std::string unmet;
 
+  /// All preferred options, and why they are not used; may be empty.
+  std::string why;
+
   Invitation invitation = {};
 };
 

@@ -11,19 +11,19 @@
 
 namespace hvd_sparse {
 
-/// The collective of one bucket; keeps device memory from step to step. Blocks lie in CPU memory
-/// before and after; in between they are sent from device to device. So gradients may lie on
-/// another device, or on none.
+/// A collective of one bucket whose messages go from device to device. Blocks lie in CPU memory
+/// before and after, so gradients may lie on another device, or on none.
 class DeviceReduce {
  public:
   virtual ~DeviceReduce() = default;
 
-  /// Like RunGTopK, bit for bit, for blocks that were trimmed to ctx.k entries
-  /// and a wire format that is plain or packs indices only. The CPU waits once for all rounds, or,
-  /// where it moves the messages itself, once per round.
+  /// Like Collective::run, bit for bit, in a plain wire format between two ranks at least. The CPU
+  /// waits once for each round that the statistics show, or, where it moves the messages itself,
+  /// for each call of them.
   ///
-  /// The ranks first compare, over ctx's communicator, what they are about to do: a difference ends
-  /// the exchange on all of them before any rank waits for another's device.
+  /// Before any rank waits for another's device, the ranks compare, over ctx's communicator, what
+  /// they are about to do: a difference ends the exchange on all of them. If it throws, what
+  /// `block` holds is undefined.
   virtual void Run(SparseBlock* block, CollectiveContext& ctx) = 0;
 };
 
@@ -31,8 +31,9 @@ class GpuCollectives {
  public:
   virtual ~GpuCollectives() = default;
 
-  /// Returns gTop-k for one bucket; the network must outlive it.
-  virtual std::unique_ptr<DeviceReduce> GTopK() = 0;
+  /// Returns the collective of that name, which has device rounds, for one bucket; the network must
+  /// outlive it.
+  virtual std::unique_ptr<DeviceReduce> Reduce(const std::string& collective) = 0;
 
   /// For plans: returns the seconds of each of `repetitions` swaps of `bytes` bytes with `peer`,
   /// which makes the same call, in the order of a stream. The CPU waits once for all of them.
@@ -51,6 +52,7 @@ class GpuCollectives {
 struct DeviceConnection {
   std::unique_ptr<GpuCollectives> collectives;  ///< the communicator must outlive it; may be null
   std::string warning;  ///< says which transport users asked for and do not get; may be empty
+  std::string how;  ///< says how blocks go from device to device, and why so; equal on all ranks
 };
 
 }  // namespace hvd_sparse

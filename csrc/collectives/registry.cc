@@ -8,15 +8,15 @@ namespace hvd_sparse {
 const std::vector<Collective>& AllCollectives() {
   static const std::vector<Collective> all = [] {
     std::vector<Collective> collectives = {
-        // name, delivers_all, has_owners, trims, run
-        {"allgather", true, false, false, RunAllgather},
-        {"gtopk", false, false, true, RunGTopK},
-        {"recursive_doubling", true, false, false, RunRecursiveDoubling},
-        {"shard_sum", true, false, false, nullptr},
-        {"shard_topk", false, true, false, RunShardTopK},
+        // name, delivers_all, has_owners, trims, has_device_rounds, run
+        {"allgather", true, false, false, true, RunAllgather},
+        {"gtopk", false, false, true, true, RunGTopK},
+        {"recursive_doubling", true, false, false, false, RunRecursiveDoubling},
+        {"shard_sum", true, false, false, false, nullptr},
+        {"shard_topk", false, true, false, true, RunShardTopK},
     };
     for (const AggregationRule& rule : AllRules()) {
-      collectives.push_back({rule.name, true, false, false, nullptr, &rule});
+      collectives.push_back({rule.name, true, false, false, false, nullptr, &rule});
     }
     return collectives;
   }();

@@ -72,34 +72,40 @@ std::vector<SparseBlock>& SendToOwners(SparseBlock* block, CollectiveContext* ct
   return arrived;
 }
 
-/// Gathers what the owners have taken into the block, in rank order, since shards ascend.
+/// Gathers what the owners have taken into the block.
 void Gather(SparseBlock* block, CollectiveContext* ctx) {
-  const int size = ctx->comm.Size();
-  std::int64_t room = 0, total = 0, filled = 0;
-  for (int owner = 0; owner < size; ++owner) {
-    room = std::max(room, ShardOf(ctx->numel, owner, size).size());
+  std::int64_t room = 0;
+  for (int owner = 0; owner < ctx->comm.Size(); ++owner) {
+    room = std::max(room, ShardOf(ctx->numel, owner, ctx->comm.Size()).size());
   }
   ctx->Narrow(block, /*keeps_errors=*/true);  // no other rank holds these sums
-  std::vector<SparseBlock>& blocks = ctx->AllgatherBlocks(block, room, "shard_topk, gather, round");
-  for (int owner = 0; owner < size; ++owner)
-    total += blocks[static_cast<std::size_t>(owner)].count();
+  JoinShards(ctx->AllgatherBlocks(block, room, "shard_topk, gather, round"), block, *ctx);
+}
+
+}  // namespace
+
+void JoinShards(const std::vector<SparseBlock>& owners, SparseBlock* block,
+                const CollectiveContext& ctx) {
+  const int size = ctx.comm.Size();
+  std::int64_t total = 0, filled = 0;
+  for (int owner = 0; owner < size; ++owner) {
+    total += owners[static_cast<std::size_t>(owner)].count();
+  }
   const BlockHeader identity = block->header();
   block->Reset(total);
   for (int owner = 0; owner < size; ++owner) {
-    const SparseBlock& part = blocks[static_cast<std::size_t>(owner)];
+    const SparseBlock& part = owners[static_cast<std::size_t>(owner)];
     Append(part, {0, part.count()}, filled, block);
     filled += part.count();
   }
   block->header() = identity;
   block->Finish(total);
   try {
-    CheckPositions(*block, ctx->numel);
+    CheckPositions(*block, ctx.numel);
   } catch (const Error& error) {
-    Throw(error.kind(), "in ", ctx->what, ", the entries of all owners together: ", error.what());
+    Throw(error.kind(), "in ", ctx.what, ", the entries of all owners together: ", error.what());
   }
 }
-
-}  // namespace
 
 void RunShardTopK(SparseBlock* block, CollectiveContext& ctx) {
   if (ctx.comm.Size() == 1) return MarkSurvived(block);

@@ -137,10 +137,15 @@ struct CollectiveContext {
   /// Throws Disagreement unless `peer` sends messages of this context's format.
   void AgreeOnFormat(std::uint8_t theirs, int peer) const;
 
-  /// Compares the headers of all ranks, 32 bytes each, over the CPU; called before ranks wait for
-  /// each other's devices, a wait without a deadline. Throws like Agree, on all ranks, and if their
-  /// routes differ. `own` gets the worst verdict of all ranks.
-  void AgreeBeforehand(BlockHeader* own);
+  /// Compares the headers of all ranks over the CPU, before they wait for each other's devices.
+  /// Throws like Agree, on all ranks, and if their routes differ. `own` gets the worst verdict of
+  /// all ranks.
+  ///
+  /// `counts`, as many on every rank, go along: of entries of messages, at most `room` each.
+  /// Returns those of all ranks, in rank order; throws ExchangeFailed if one is not in [0, room].
+  std::vector<std::int64_t> AgreeBeforehand(BlockHeader* own,
+                                            const std::vector<std::int64_t>& counts,
+                                            std::int64_t room, const std::string& round);
 
   /// Runs `read`, which parses a message of `peer`. Rethrows its errors with the names of that rank
   /// and of the bucket.
@@ -188,6 +193,8 @@ struct Collective {
   bool has_owners;
   /// True if a rank sends no more than the entries that are asked for: see Trim.
   bool trims;
+  /// True if its blocks can go from device to device: see GpuCollectives.
+  bool has_device_rounds;
   /// Replaces this rank's selected block, finished and trimmed, by the sum over all ranks. Its
   /// positions and values are bitwise equal on all ranks; the index of an entry carries the
   /// survived bit if this rank's own value is part of the sum. header().verdict is the worst of

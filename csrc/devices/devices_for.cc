@@ -87,10 +87,11 @@ DeviceConnection ConnectDevices(Communicator* comm, Device device) {
   if (agreed.option != nullptr) {
     connection.collectives = agreed.option->connect(comm, device.index, agreed.invitation);
   }
+  const std::string way =
+      agreed.option == nullptr ? "by way of the CPUs" : Concat("over ", agreed.option->name);
+  connection.how = Concat(way, agreed.why.empty() ? "" : ", since ", agreed.why);
   if (!agreed.unmet.empty()) {
-    const std::string way =
-        agreed.option == nullptr ? "by way of the CPUs" : Concat("over ", agreed.option->name);
-    connection.warning = Concat("gtopk between GPUs goes ", way, ", since ", agreed.unmet);
+    connection.warning = Concat("blocks of GPUs go ", way, ", since ", agreed.unmet);
   }
   return connection;
 }

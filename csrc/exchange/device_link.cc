@@ -24,6 +24,11 @@ GpuCollectives* DeviceLink::CollectivesFor(Device device, Communicator* comm) {
   return made_ ? made_->collectives.get() : nullptr;
 }
 
+std::string DeviceLink::How() const {
+  const std::lock_guard lock(mutex_);
+  return made_ ? made_->how : "";
+}
+
 GpuCollectives& DeviceLink::Made() const {
   const std::lock_guard lock(mutex_);
   const bool is_there = made_ && made_->collectives != nullptr;

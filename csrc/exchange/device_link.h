@@ -6,6 +6,7 @@
 
 #include <mutex>
 #include <optional>
+#include <string>
 
 #include "csrc/base/types.h"
 #include "csrc/collectives/gpu_collectives.h"
@@ -23,6 +24,10 @@ class DeviceLink {
   /// asked for and do not get. The first call for a bucket on `device` is collective. One thread at
   /// a time.
   GpuCollectives* CollectivesFor(Device device, Communicator* comm);
+
+  /// Says how blocks go from device to device, and why so; equal on all ranks. Empty if that has
+  /// not been tried. Callable from any thread.
+  std::string How() const;
 
   /// Returns the network that was made; throws InvalidArgument if there is none.
   GpuCollectives& Made() const;

@@ -129,8 +129,8 @@ void Exchange::Start(int id, Launch launch) {
   const bool known = Run(*slot, "start", [&] {
     const std::lock_guard lock(mutex_);
     const BucketSpec& spec = slot->bucket->spec();
-    const bool may_connect = Size() > 1 && devices_.MayBeThere();
-    slot->route = RouteOf(spec.collective, spec.wire.values, may_connect);
+    const bool may_connect = spec.by_devices && Size() > 1 && devices_.MayBeThere();
+    slot->route = RouteOf(FindCollective(spec.collective), spec.wire, may_connect);
     const bool is_first = !std::exchange(slot->was_started, true);
     slot->intent.clear();
     if (is_first || checks_) {

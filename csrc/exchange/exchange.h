@@ -128,6 +128,9 @@ class Exchange {
   /// it has not been tried yet. Collective, and otherwise like Swap.
   bool ConnectDevices(Device device);
 
+  /// Says how blocks go from device to device, and why so, as DeviceLink::How.
+  std::string BetweenDevices() const { return devices_.How(); }
+
   /// Like Swap, but from device to device, once they are connected (GpuCollectives::TimedSwaps).
   std::vector<double> SwapBetweenDevices(int peer, std::int64_t bytes, int repetitions);
 

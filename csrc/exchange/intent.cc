@@ -82,9 +82,10 @@ std::string IntentOf(const BucketSpec& spec, int bucket, std::int64_t step, cons
   text << " entries (layout " << std::hex << layout.value() << std::dec << "), k " << k << ", "
        << spec.collective << (spec.nodes_first ? " of nodes" : "") << " with "
        << spec.collective_options.Describe() << ", " << NameOfFormat(spec.wire.Id());
-  const bool may_connect = RouteOf(spec.collective, spec.wire.values, true) != Route::kCalls;
+  const Collective& collective = FindCollective(spec.collective);
+  const bool may_connect = RouteOf(collective, spec.wire, spec.by_devices) != Route::kCalls;
   if (may_connect && !spec.device.IsCpu()) text << ", between devices if they can be connected";
-  const bool sums_dense = !FindCollective(spec.collective).IsSparse();
+  const bool sums_dense = !collective.IsSparse();
   if (sums_dense && !spec.device.IsCpu()) text << ", from a GPU, without sums of nodes";
   if (!note.empty()) text << ", " << note;
   return text.str();

@@ -2,9 +2,9 @@
 
 namespace hvd_sparse {
 
-Route RouteOf(std::string_view collective, Values values, bool connected) {
-  const bool has_rounds = collective == "gtopk" && values == Values::kFloat32;
-  return connected && has_rounds ? Route::kRounds : Route::kCalls;
+Route RouteOf(const Collective& collective, const WireFormat& wire, bool connected) {
+  const bool can = collective.has_device_rounds && wire.IsPlain();
+  return connected && can ? Route::kRounds : Route::kCalls;
 }
 
 }  // namespace hvd_sparse

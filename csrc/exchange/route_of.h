@@ -5,15 +5,14 @@
 
 #pragma once
 
-#include <string_view>
-
 #include "csrc/base/types.h"
-#include "csrc/wire/values.h"
+#include "csrc/collectives/sparse_allreduce.h"
+#include "csrc/wire/wire_format.h"
 
 namespace hvd_sparse {
 
 /// Returns the route of a bucket's steps; `connected` says whether a network connects the devices
 /// of all ranks. Blocks of any sparsifier take it, wherever the gradients lie.
-Route RouteOf(std::string_view collective, Values values, bool connected);
+Route RouteOf(const Collective& collective, const WireFormat& wire, bool connected);
 
 }  // namespace hvd_sparse

@@ -33,7 +33,7 @@ std::int64_t SparseStep::Take(const Kernels& kernels) {
 
 void SparseStep::Sum(Communicator& comm, const Kernels& kernels, GpuCollectives* gpu_collectives) {
   if (gpu_collectives != nullptr && device_reduce_ == nullptr) {
-    device_reduce_ = gpu_collectives->GTopK();
+    device_reduce_ = gpu_collectives->Reduce(record_.spec.collective);
   }
   record_.stats.route = device_reduce_ == nullptr ? Route::kCalls : Route::kRounds;
   CollectiveContext ctx = record_.ContextOf(comm, kernels);

@@ -166,7 +166,7 @@ def _lacks_of_horovod(facts: Facts, framework: str) -> Iterator[Problem]:
 
 
 def gpu_route(facts: Facts) -> str:
-    """Returns how `gtopk` connects GPUs in jobs with this environment, and why."""
+    """Returns how blocks go from GPU to GPU in jobs with this environment, and why."""
     answer = facts["between_gpus"]
     if "error" in answer:
         return f"nobody knows: {answer['error']}"

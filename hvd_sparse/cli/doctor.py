@@ -76,7 +76,7 @@ def show_facts(facts: Facts) -> None:
     if nccl is not None:
         row("NCCL", nccl.get("version") or "none", nccl.get("path"), nccl.get("error"))
     if facts.get("between_gpus") is not None:
-        row("gtopk of GPUs", gpu_route(facts))
+        row("blocks of GPUs", gpu_route(facts))
     console.print(table)
 
 

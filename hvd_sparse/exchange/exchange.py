@@ -176,6 +176,11 @@ class Exchange(CoreHandle):
         """Ranks on each node; None if nodes differ in that, or their ranks are not consecutive."""
         return self._open.local_size
 
+    @property
+    def between_devices(self) -> str:
+        """How blocks go from device to device, and why so; empty if that has not been tried."""
+        return self._open.between_devices
+
     def note(self, note: str) -> None:
         """Sets further text that must be equal on all ranks from now on; compared if `checks`."""
         self._open.note(note)
@@ -199,6 +204,7 @@ class Exchange(CoreHandle):
         values: str = "float32",
         device: str = "cpu",
         nodes_first: bool = False,
+        by_devices: bool = True,
     ) -> int:
         """Adds a bucket; in the same order on every rank.
 
@@ -219,6 +225,8 @@ class Exchange(CoreHandle):
             device: Device of gradients and residual: "cpu", or "cuda:0" and the like.
             nodes_first: True if the ranks of a node add up their residuals first; the same on every
                 rank. See `Compression`.
+            by_devices: True if blocks go from device to device, if the collective can and devices
+                are connected; the same on every rank.
 
         Returns:
             The bucket's number.
@@ -246,6 +254,7 @@ class Exchange(CoreHandle):
             values=values,
             device=device,
             nodes_first=nodes_first,
+            by_devices=by_devices,
         )
         self._added[bucket] = AddedBucket(sum(numels), tuple(max_ks), device)
         chosen_by, numel = sparsifier.name, sum(numels)

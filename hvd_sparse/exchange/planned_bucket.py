@@ -7,6 +7,7 @@ from hvd_sparse.compression.buckets import Bucket, Layer
 from hvd_sparse.compression.sparsifiers import as_sparsifier
 from hvd_sparse.exchange.exchange import Exchange
 from hvd_sparse.planning import plan
+from hvd_sparse.planning.routes import CALLS
 
 
 def add_planned_bucket(
@@ -21,7 +22,7 @@ def add_planned_bucket(
     Args:
         exchange: The exchange that gets the bucket.
         layout: Names and sizes of the bucket's layers.
-        choice: Densities, collective, wire format and type of values.
+        choice: Densities, collective, wire format, type of values, and route.
         compression: The user's compression, for all other options.
         device: Device of the gradients.
 
@@ -43,6 +44,7 @@ def add_planned_bucket(
         values=choice.values,
         device=device,
         nodes_first=choice.nodes_first,
+        by_devices=choice.route != CALLS,
     )
 
 

@@ -18,13 +18,16 @@ from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.places.buffer import BYTES
 from hvd_sparse.planning.network import Link, Network, distances_below
 from hvd_sparse.planning.profile import Machine
+from hvd_sparse.planning.routes import CALLS
 
 Array: TypeAlias = NDArray[np.float64]
 
 HEADER_BYTES = _core.header_bytes
 INDEX_BYTES = _core.index_bytes
 VALUE_BYTES = _core.value_bytes  # of float32, in which gradients are summed
+COUNT_BYTES = 4  # of a number of entries, beside a header
 WIRES = ("plain", "packed")
+_SPARSE = frozenset(_core.collectives())
 SCALE_BYTES = 1 / 64  # of each value of int8 and int4
 BYTES_OF_VALUES = BYTES | {
     "int8": 1 + SCALE_BYTES,
@@ -48,6 +51,8 @@ class Setting:
         collective_options: Options of collectives, by name, as a compression has them.
         values: Type of the values on the wire, an option of compressions.
         nodes_first: True if a collective for selected entries follows a sum of each node's ranks.
+        by_devices: True if blocks go from device to device, where these are connected and the
+            collective can.
     """
 
     network: Network
@@ -57,6 +62,7 @@ class Setting:
     collective_options: Mapping[str, float] = field(default_factory=dict)
     values: str = "float32"
     nodes_first: bool = False
+    by_devices: bool = True
 
     def __post_init__(self) -> None:
         if self.wire not in WIRES:
@@ -75,8 +81,13 @@ class Setting:
 
     def route(self, collective: str) -> str:
         """Returns the route of a bucket that this collective exchanges: one of routes.ROUTES."""
+        if collective not in _SPARSE:
+            return CALLS
         return _core.route_of(
-            collective, values=self.values, connected=self.network.devices is not None
+            collective,
+            values=self.values,
+            packed=self.wire == "packed",
+            connected=self.by_devices and self.network.devices is not None,
         )
 
     def entry_bytes(self, k: Array, numel: Array) -> Array:
@@ -160,12 +171,33 @@ class Account:
         self.applied = entries
         self.work(self.setting.cross(entries))
 
-    def compare(self) -> None:
-        """Adds the allgather of headers between CPUs, before devices wait for each other."""
+    def compare(self, counts: int = 0) -> None:
+        """Adds the allgather of headers between CPUs, before devices wait for each other.
+
+        Args:
+            counts: How many numbers of entries each rank tells the others.
+        """
         network = self.setting.network
         for distance in distances_below(network.size):
             blocks = min(distance, network.size - distance)
-            self.send(float(blocks * HEADER_BYTES), network.at(distance))
+            self.send(float(blocks * (HEADER_BYTES + COUNT_BYTES * counts)), network.at(distance))
+
+    def hand(self, up: Array, down: Array) -> None:
+        """Adds copies of entries to the device, and of others back, around its messages."""
+        devices = self.setting.network.devices
+        assert devices is not None
+        both = (INDEX_BYTES + VALUE_BYTES) * (up + down)
+        self.work(devices.handing.alpha + devices.handing.beta * both / 2)
+
+    def send_to_all(self, entries: Array) -> None:
+        """Adds messages from device to device, to all other ranks, of so many entries in total.
+
+        Messages that are sent at once were not timed: each costs as much as one alone.
+        """
+        devices = self.setting.network.devices
+        assert devices is not None
+        others = self.setting.network.size - 1
+        self.send((INDEX_BYTES + VALUE_BYTES) * entries, devices.link, others)
 
     def settle(self) -> None:
         """Adds the return of undelivered entries: a walk through the own block and the sum."""

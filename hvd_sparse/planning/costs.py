@@ -6,7 +6,7 @@ The formulas are in models/, and in docs/algorithms.md, "What a step costs".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from hvd_sparse.planning.account import WIRES, Account, Array, Setting
 from hvd_sparse.planning.models import MODELS, nodes_first
 from hvd_sparse.planning.network import Network
 from hvd_sparse.planning.profile import Machine
+from hvd_sparse.planning.routes import CALLS
 
 __all__ = [
     "DENSE_SUMS",
@@ -188,6 +189,8 @@ def cheapest_of(
         for one in values
     ]
     every_form.sort(key=lambda one: WIRES.index(one.wire))
+    if network.devices is not None:  # by way of the CPUs, too
+        every_form += [replace(one, by_devices=False) for one in every_form]
     every_width = [Setting(network=network, values=one, **setting) for one in values]
     forms = {"dense": [Setting(network=network, **setting)], SHARD_SUM: every_width}
     names = [name for name in allowed if possible(name, network, every_width[0].machine)]
@@ -196,6 +199,7 @@ def cheapest_of(
         for name in sorted(names, key=NAMES.index)
         for form in forms.get(name, every_form)
         if possible(name, network, form.machine, nodes_first=form.nodes_first)
+        and (form.by_devices or replace(form, by_devices=True).route(name) != CALLS)
     ]
     if not options:
         raise InvalidArgumentError(

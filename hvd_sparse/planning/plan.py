@@ -23,7 +23,7 @@ from hvd_sparse.planning import records
 from hvd_sparse.planning.account import BYTES_OF_VALUES, WIRES
 from hvd_sparse.planning.models import MODELS
 from hvd_sparse.planning.pipeline import Stage
-from hvd_sparse.planning.routes import CALLS, ROUTES
+from hvd_sparse.planning.routes import CALLS, ROUNDS, ROUTES
 
 DENSE = "dense"
 
@@ -87,6 +87,8 @@ class BucketChoice:
         wire: The wire format, "plain" or "packed".
         values: Type of the values in messages; a dense bucket has "float32".
         nodes_first: True if the ranks of a node add up their residuals first.
+        route: One of routes.ROUTES; between devices only where these are connected and the
+            collective can. A dense bucket has "calls".
     """
 
     layers: tuple[str, ...]
@@ -95,6 +97,7 @@ class BucketChoice:
     wire: str
     values: str = "float32"
     nodes_first: bool = False
+    route: str = CALLS
 
     @property
     def dense(self) -> bool:
@@ -145,6 +148,7 @@ def fixed_choices(layers: Sequence[Layer], compression: Compression) -> tuple[Bu
             wire="packed" if compression.indices == "packed" else "plain",
             values="float32" if compression.values == AUTO else compression.values,
             nodes_first=compression.nodes_first is True,
+            route=ROUNDS,
         )
         for fragment in fragments_of(layers, compression.fragments)
         for bucket in assign_buckets(
@@ -163,13 +167,11 @@ class BucketPlan(BucketChoice):
         numels: Entries of each layer.
         select_seconds: Predicted seconds of accumulating and selecting.
         exchange_seconds: Predicted seconds from the last rank's block to the sum in the gradients.
-        route: One of routes.ROUTES, by whose links that was predicted; a dense bucket has "calls".
     """
 
     numels: tuple[int, ...]
     select_seconds: float
     exchange_seconds: float
-    route: str = CALLS
 
     def __post_init__(self) -> None:
         records.check_finite(self)
@@ -264,7 +266,15 @@ class Plan(records.Saved):
 
         def decided(plan: Plan) -> list[tuple[object, ...]]:
             return [
-                (one.layers, one.densities, one.collective, one.wire, one.values, one.nodes_first)
+                (
+                    one.layers,
+                    one.densities,
+                    one.collective,
+                    one.wire,
+                    one.values,
+                    one.nodes_first,
+                    one.route,
+                )
                 for one in plan.buckets
             ]
 

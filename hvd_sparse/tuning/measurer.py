@@ -18,6 +18,7 @@ from hvd_sparse.tuning.decision import Channel
 from hvd_sparse.tuning.measure import measure_machine, measure_network, slowest_machine
 from hvd_sparse.tuning.measure_devices import measure_devices
 from hvd_sparse.tuning.over_time import TunerOverTime
+from hvd_sparse.tuning.stages import Tuning
 from hvd_sparse.tuning.tuner import Tuner
 
 
@@ -76,7 +77,7 @@ class Measurer:
         if not compression.adaptive or not layers:
             return None
         network, machine = self._measured(layers, compression)
-        return Tuner(
+        tuner = Tuner(
             layers,
             compression,
             network=network,
@@ -86,6 +87,8 @@ class Measurer:
             keeps_order=keeps_order,
             place=self.place,
         )
+        tuner.tuning = self._explained(tuner.tuning)
+        return tuner
 
     def tuner_over_time(
         self,
@@ -104,7 +107,7 @@ class Measurer:
         Raises as `tuner`.
         """
         network, machine = self._measured(layers, compression)
-        return TunerOverTime(
+        tuner = TunerOverTime(
             layers,
             compression,
             network=network,
@@ -112,6 +115,12 @@ class Measurer:
             rank=self._world.rank,
             agreed=agreed,
         )
+        tuner.tuning = self._explained(tuner.tuning)
+        return tuner
+
+    def _explained(self, tuning: Tuning) -> Tuning:
+        """Returns the tuning with how blocks go from device to device."""
+        return replace(tuning, between_devices=self._exchange.between_devices)
 
     def _measured(
         self, layers: Sequence[Layer], compression: Compression

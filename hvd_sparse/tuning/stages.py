@@ -45,6 +45,8 @@ class Tuning:
         over_time: The plan of local steps, where their number is chosen; else None.
         buckets: The buckets of that plan.
         select_on: The thread that selects; see `simulate`.
+        between_devices: How blocks go from device to device, and why so; empty if gradients lie on
+            the CPU.
     """
 
     network: Network
@@ -59,6 +61,7 @@ class Tuning:
     over_time: PlanOverTime | None = None
     buckets: tuple[BucketChoice, ...] = ()
     select_on: str = "caller"
+    between_devices: str = ""
 
     @property
     def choices(self) -> Sequence[BucketChoice]:

@@ -79,6 +79,7 @@ class Agreement : public testing::Test {
     for (const Outcome& one : outcome) {
       EXPECT_EQ(one.agreed.option, outcome[0].agreed.option);
       EXPECT_EQ(one.agreed.unmet, outcome[0].agreed.unmet);
+      EXPECT_EQ(one.agreed.why, outcome[0].agreed.why);
       EXPECT_EQ(one.agreed.invitation, outcome[0].agreed.invitation);
       EXPECT_EQ(one.thrown, outcome[0].thrown);
       EXPECT_EQ(one.kind, outcome[0].kind);
@@ -135,6 +136,9 @@ TEST_F(Agreement, ARankThatDoesNotWantThemKeepsAllFromItAndNobodyIsTold) {
   const Outcome outcome = AgreeOnAll(statements);
   EXPECT_EQ(outcome.agreed.option, nullptr);
   EXPECT_EQ(outcome.agreed.unmet, "");
+  EXPECT_EQ(
+      outcome.agreed.why,
+      "the first is not used: rank 1: not wanted; the second is not used: rank 1: not wanted");
 }
 
 TEST_F(Agreement, ARankThatInsistsEndsAllWithTheReason) {

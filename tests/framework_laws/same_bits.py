@@ -133,8 +133,6 @@ def check_bits(framework, case, *, shapes=SHAPES, dtype="float32", op="Sum"):
 @pytest.mark.parametrize("name", CASES)
 def test_training_gives_the_bits_of_the_core(framework, name, with_momentum, op):
     case = CASES[name]
-    if framework.steps_on_device and (case.sparsifier, case.collective) == ("gaussian", "gtopk"):
-        pytest.skip("a step on the device takes the exact top-k where a threshold has missed")
     if with_momentum:
         case = Case(MOMENTUM[name], case.buckets, case.sparsifier, case.collective)
     check_bits(framework, case, op=op)

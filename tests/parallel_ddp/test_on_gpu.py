@@ -64,7 +64,7 @@ def test_training_has_the_bits_of_the_cpu(framework, compression, dtype):
 
 
 @pytest.mark.skipif(os.environ.get("HVD_SPARSE_NCCL") != "1", reason="HVD_SPARSE_NCCL is not 1")
-def test_a_step_over_nccl_stays_on_the_device(framework):
+def test_blocks_over_nccl_go_from_device_to_device(framework):
     _, _, step = trained(framework, GPU, SELECTING[1], torch.float32)
     assert step.buckets
     assert {bucket.route for bucket in step.buckets} == {"device rounds"}

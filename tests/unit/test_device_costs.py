@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hvd_sparse import _core
 from hvd_sparse.errors import InvalidArgumentError
 from hvd_sparse.planning import costs
 from hvd_sparse.planning.account import HEADER_BYTES, Setting
@@ -16,30 +17,35 @@ from hvd_sparse.planning.network import GpuLinks, Link, Network
 from hvd_sparse.planning.routes import CALLS, ROUNDS, ROUTES
 from tests.profiles import IDLE, MACHINE, between_devices, gigabits
 
+ROUNDS_OF = ("allgather", "gtopk", "shard_topk")
 ON_DEVICE = replace(
     MACHINE, copy_seconds_per_entry=3e-9, write_seconds_per_entry=5e-10, exchange_overhead=7e-5
 )
 
 
 @pytest.mark.parametrize(
-    ("collective", "connected", "values", "route"),
+    ("collective", "connected", "values", "wire", "route"),
     [
-        ("gtopk", True, "float32", ROUNDS),
-        ("gtopk", True, "bfloat16", CALLS),
-        ("gtopk", False, "float32", CALLS),
-        ("allgather", True, "float32", CALLS),
-        ("shard_topk", True, "float32", CALLS),
-        ("dense", True, "float32", CALLS),
+        ("gtopk", True, "float32", "plain", ROUNDS),
+        ("allgather", True, "float32", "plain", ROUNDS),
+        ("shard_topk", True, "float32", "plain", ROUNDS),
+        ("gtopk", False, "float32", "plain", CALLS),
+        ("gtopk", True, "bfloat16", "plain", CALLS),
+        ("shard_topk", True, "float32", "packed", CALLS),
+        ("recursive_doubling", True, "float32", "plain", CALLS),
+        ("shard_sum", True, "float32", "plain", CALLS),
+        ("dense", True, "float32", "plain", CALLS),
     ],
 )
-def test_the_route_is_that_of_the_core(collective, connected, values, route):
+def test_the_route_is_that_of_the_core(collective, connected, values, wire, route):
     network = gigabits(1, 4)
     setting = Setting(
         network=between_devices(network, 100) if connected else network,
-        machine=ON_DEVICE, values=values,
+        machine=ON_DEVICE, values=values, wire=wire,
     )  # fmt: skip
     assert setting.route(collective) == route
     assert route in ROUTES
+    assert replace(setting, by_devices=False).route(collective) == CALLS
 
 
 @pytest.mark.parametrize(
@@ -122,15 +128,26 @@ def test_gtopk_takes_what_its_messages_and_merges_take_one_by_one(size, slack):
         assert found.bytes == nbytes
 
 
-def test_packing_neither_helps_nor_costs_between_devices():
-    one = {"k": 3000, "numel": 10**6, "network": uneven(4), "machine": ON_DEVICE}
-    plain, packed = (costs.cost("gtopk", wire=wire, **one) for wire in costs.WIRES)
-    assert plain == packed
-    table = costs.cheapest_of([3000.0], 10**6, allowed=("gtopk",), network=uneven(4),
-                              machine=ON_DEVICE)  # fmt: skip
-    collective, form = table.options[table.chosen[0]]
-    assert (collective, form.wire, form.values) == ("gtopk", "plain", "float32")
-    assert form.route(collective) == ROUNDS
+def test_packed_entries_go_by_the_cpus():
+    one = {"k": 3000, "numel": 10**6, "machine": ON_DEVICE, "wire": "packed"}
+    for collective in ROUNDS_OF:
+        connected, not_connected = (
+            costs.cost(collective, network=network, **one)
+            for network in (uneven(4), replace(uneven(4), devices=None))
+        )
+        assert connected == not_connected
+
+
+def test_a_bucket_goes_by_the_cpus_where_that_is_faster():
+    fast, slow = (between_devices(gigabits(10, 8), rate) for rate in (100, 0.01))
+    for network, route in ((fast, ROUNDS), (slow, CALLS)):
+        for collective in ROUNDS_OF:
+            table = costs.cheapest_of(
+                [30_000.0], 10**7, allowed=(collective,), network=network, machine=ON_DEVICE,
+                wires=("plain",),
+            )  # fmt: skip
+            _, form = table.options[table.chosen[0]]
+            assert form.route(collective) == route
 
 
 @pytest.mark.parametrize("collective", costs.NAMES)
@@ -141,7 +158,7 @@ def test_all_else_goes_by_the_links_of_the_cpus(collective, values):
     one = {"k": 1000, "numel": 100_000, "machine": ON_DEVICE, "values": values}
     without = costs.cost(collective, network=network, **one)
     connected = costs.cost(collective, network=between_devices(network, 100), **one)
-    assert (connected == without) == (collective != "gtopk" or values == "bfloat16")
+    assert (connected == without) == (collective not in ROUNDS_OF or values == "bfloat16")
 
 
 def test_blocks_are_handed_over_as_well():
@@ -150,14 +167,32 @@ def test_blocks_are_handed_over_as_well():
         for alpha in (0.0, 1.0)
     ]
     one = {"k": 1000, "numel": 10**6, "machine": IDLE}
-    near, far = (costs.cost("gtopk", network=network, **one).seconds for network in networks)
-    assert far - near == pytest.approx(1.0)
+    for collective, times in (("gtopk", 1.0), ("allgather", 1.0), ("shard_topk", 2.0)):
+        near, far = (costs.cost(collective, network=network, **one).seconds for network in networks)
+        assert far - near == pytest.approx(times)
 
 
 def test_before_devices_wait_for_each_other_the_cpus_compare():
     network = between_devices(Network.assumed(4, 1.0, 0.5), 1e9, latency=0.0)
-    found = costs.cost("gtopk", k=10, numel=100, network=network, machine=IDLE)
-    assert found.seconds == pytest.approx(2 * 0.5 + 3 * HEADER_BYTES)
+    one = {"k": 10, "numel": 100, "network": network, "machine": IDLE}
+    header = 3 * HEADER_BYTES
+    for collective, seconds in (
+        ("gtopk", 2 * 0.5 + header),
+        ("allgather", 2 * 0.5 + header + 3 * 4),
+        ("shard_topk", 2 * (2 * 0.5 + header) + 3 * (4 * 4 + 4)),
+    ):
+        assert costs.cost(collective, **one).seconds == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8])
+def test_the_bytes_of_exact_messages_are_those_of_their_entries(size):
+    one = {"k": 1000, "numel": 10**6, "network": uneven(size), "machine": IDLE}
+    header = (size - 1) * HEADER_BYTES
+    allgather = header + 4 * (size - 1) + 8 * 1000 * (size - 1)
+    assert costs.cost("allgather", **one).bytes == pytest.approx(allgather)
+    counts = 4 * (size - 1) * (size + 1)
+    sent = 8 * (1 + _core.shard_topk_sums) * 1000 * (size - 1) / size
+    assert costs.cost("shard_topk", **one).bytes == pytest.approx(2 * header + counts + sent)
 
 
 def test_more_ranks_have_the_worst_link_between_devices():

@@ -266,11 +266,11 @@ def with_gpus(*means):
         (with_gpus() | {"between_gpus": {"error": "exit status 3"}}, "nobody knows: exit status 3"),
     ],
 )  # fmt: skip
-def test_the_command_says_by_what_gtopk_of_gpus_goes(doctor, facts, line):
+def test_the_command_says_by_what_blocks_of_gpus_go(doctor, facts, line):
     result = doctor(facts)
     assert result.exit_code == 0
     assert line in " ".join(result.output.split())
-    assert "gtopk of GPUs" not in doctor(HEALTHY).output
+    assert "blocks of GPUs" not in doctor(HEALTHY).output
 
 
 def test_what_is_insisted_on_for_gpus_and_missing_is_a_problem():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hvd_sparse.compression import LAGS, Dense, ThreeLC, TopK, Warmup
 from hvd_sparse.compression.buckets import Bucket, Layer
 from hvd_sparse.exchange.planned_bucket import add_planned_bucket, add_tensor_bucket
 from hvd_sparse.planning import plan
+from hvd_sparse.planning.routes import CALLS, ROUNDS
 
 
 class Asked:
@@ -52,3 +55,12 @@ def test_a_dense_sum_is_asked_for_every_entry_in_its_values(compression, values,
     assert exchange.options["collective"] == "shard_sum"
     assert exchange.options["values"] == values
     assert exchange.options["collective_options"].get("scale", 1.0) == scale
+
+
+def test_the_route_of_a_plan_is_asked_for():
+    exchange, layout = Asked(), Bucket((Layer("a", 1000),), layer_wise=True)
+    (choice,) = plan.fixed_choices(layout.layers, LAGS(adaptive=False))
+    for route, by_devices in ((CALLS, False), (ROUNDS, True)):
+        add_planned_bucket(exchange, layout, replace(choice, route=route), LAGS())
+        assert exchange.options["by_devices"] == by_devices
+    assert choice.route == ROUNDS  # without a plan, devices are used where they are connected

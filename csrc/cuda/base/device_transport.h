@@ -1,14 +1,12 @@
 /// The interface by which blocks of a device reach other ranks, in stream order.
 ///
-/// Every call enqueues a message on a stream: after all earlier work of the stream, bytes move
-/// between the memory of this rank's device and that of a peer; later work begins after them. So a
+/// Every call enqueues messages on a stream: after all earlier work of the stream, bytes move
+/// between the memory of this rank's device and that of others; later work begins after them. So a
 /// collective can be enqueued as a whole. Whether the CPU waits between its rounds depends on the
-/// transport: one enqueues the message and returns at once (nccl_transport.h), another returns when
-/// it has been moved (mpi_transport.h).
+/// transport: one enqueues the messages and returns at once (nccl_transport.h), another returns
+/// when they have been moved (mpi_transport.h).
 ///
-/// The messages of a call have the same length in both directions, which both ranks know
-/// beforehand: a device block is sent as a whole, with its count in its first bytes
-/// (device_block.h).
+/// Both ranks know the length of a message beforehand.
 
 #pragma once
 
@@ -17,9 +15,22 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "csrc/base/types.h"
 #include "csrc/cuda/base/memory.h"
 
 namespace hvd_sparse::cuda {
+
+/// A message to another rank, and one from it, of bytes on this rank's device.
+struct DeviceOut {
+  int peer;
+  const void* data;
+  std::int64_t bytes;
+};
+struct DeviceIn {
+  int peer;
+  void* data;
+  std::int64_t bytes;
+};
 
 class DeviceTransport {
  public:
@@ -29,17 +40,23 @@ class DeviceTransport {
   virtual int Rank() const = 0;
   virtual int Size() const = 0;
 
-  /// Swaps messages with a peer, in the order of `stream`: sends `bytes` bytes at `send`, and
-  /// receives as many at `recv`. The two do not overlap. If `send` or `recv` is null, there is no
-  /// message in that direction; the peer then passes null for the other.
+  /// Moves messages, all at the same time, in the order of `stream`: at most kMessagesAtOnce in
+  /// either direction, and one to and one from a peer. What is received overlaps nothing.
   ///
-  /// Between two ranks, calls match in the order in which both make them. `bytes` > 0, and the same
-  /// on both sides; `peer` is another rank.
+  /// Between two ranks, messages match in the order of the calls. `bytes` > 0, and the same on both
+  /// sides; `peer` is another rank.
   ///
-  /// Returns once the message is enqueued, or moved; throws ExchangeFailed if it cannot be. Later
-  /// failures show when the stream is waited for.
-  virtual void Exchange(int peer, const void* send, void* recv, std::int64_t bytes,
-                        cudaStream_t stream) = 0;
+  /// Returns once the messages are enqueued, or moved; throws ExchangeFailed if they cannot be.
+  /// Later failures show when the stream is waited for.
+  virtual void Move(Span<const DeviceOut> out, Span<const DeviceIn> in, cudaStream_t stream) = 0;
+
+  /// Moves a message of `bytes` bytes to a peer, and one as long from it. If `send` or `recv` is
+  /// null, there is none in that direction.
+  void Exchange(int peer, const void* send, void* recv, std::int64_t bytes, cudaStream_t stream) {
+    const DeviceOut out{peer, send, bytes};
+    const DeviceIn in{peer, recv, bytes};
+    Move({&out, send == nullptr ? 0 : 1}, {&in, recv == nullptr ? 0 : 1}, stream);
+  }
 
   /// Returns true if memory of a failed message may still be read or written: then it must never be
   /// freed.
@@ -69,11 +86,10 @@ class CountedTransport final : public DeviceTransport {
   int Rank() const override { return transport_.Rank(); }
   int Size() const override { return transport_.Size(); }
 
-  void Exchange(int peer, const void* send, void* recv, std::int64_t bytes,
-                cudaStream_t stream) override {
-    transport_.Exchange(peer, send, recv, bytes, stream);
-    if (send != nullptr) sent_ += bytes;
-    if (recv != nullptr) received_ += bytes;
+  void Move(Span<const DeviceOut> out, Span<const DeviceIn> in, cudaStream_t stream) override {
+    transport_.Move(out, in, stream);
+    for (const DeviceOut& message : out) sent_ += message.bytes;
+    for (const DeviceIn& message : in) received_ += message.bytes;
   }
 
   bool HoldsMemory() const override { return transport_.HoldsMemory(); }

@@ -7,11 +7,11 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 
 #include "csrc/collectives/gpu_collectives.h"
 #include "csrc/cuda/base/device_transport.h"
 #include "csrc/cuda/transport/device_gtopk.h"
+#include "csrc/cuda/transport/device_round.h"
 #include "csrc/cuda/transport/gpu_transport.h"
 
 namespace hvd_sparse::cuda {
@@ -26,8 +26,6 @@ class TransportGTopK final : public DeviceReduce {
 
  private:
   void Fit(std::int64_t numel, std::int64_t k, const CollectiveOptions& options);
-  DeviceBlockHeader Move(const SparseBlock& selected, Verdict verdict, const std::string& what,
-                         SparseBlock* reduced);
 
   const int device_;
   GpuTransport& gpu_transport_;

@@ -1,5 +1,7 @@
 #include "csrc/cuda/transport/gpu_transport.h"
 
+#include <set>
+
 namespace hvd_sparse::cuda {
 
 GpuTransport::GpuTransport(Communicator* comm, int device, const WaitLimits& limits)
@@ -9,14 +11,20 @@ GpuTransport::GpuTransport(Communicator* comm, int device, const WaitLimits& lim
   mark_ = std::make_unique<Event>();
 }
 
-void GpuTransport::RequireMessage(int peer, std::int64_t bytes) const {
-  Require(peer >= 0 && peer < Size() && peer != Rank(), "peer must be a rank below ", Size(),
-          " other than ", Rank(), ", got ", peer);
-  Require(bytes > 0, "bytes must be positive, got ", bytes);
-}
-
-std::string GpuTransport::DescribeMessage(int peer) const {
-  return Concat(operation_, ", between ranks ", Rank(), " and ", peer);
+std::string GpuTransport::Described(Span<const DeviceOut> out, Span<const DeviceIn> in) const {
+  std::set<int> peers;
+  const auto note = [&](int peer, std::int64_t bytes) {
+    Require(peer >= 0 && peer < Size() && peer != Rank(), "peer must be a rank below ", Size(),
+            " other than ", Rank(), ", got ", peer);
+    Require(bytes > 0, "bytes must be positive, got ", bytes);
+    peers.insert(peer);
+  };
+  for (const DeviceOut& message : out) note(message.peer, message.bytes);
+  for (const DeviceIn& message : in) note(message.peer, message.bytes);
+  if (peers.size() == 1) {
+    return Concat(operation_, ", between ranks ", Rank(), " and ", *peers.begin());
+  }
+  return Concat(operation_, ", between rank ", Rank(), " and ", peers.size(), " others");
 }
 
 void GpuTransport::Await(cudaStream_t stream, const std::string& what) {

@@ -55,11 +55,9 @@ class GpuTransport : public DeviceTransport {
   /// catches the error may wait for the device first.
   virtual void OnWaitFailed(const Error& error) { comm_.Fail(error.kind(), error.what()); }
 
-  /// Throws InvalidArgument unless `peer` is another rank and `bytes` > 0.
-  void RequireMessage(int peer, std::int64_t bytes) const;
-
-  /// Returns what a message to or from `peer` belongs to, for warnings and errors.
-  std::string DescribeMessage(int peer) const;
+  /// Returns what messages belong to, for warnings and errors. Throws InvalidArgument unless each
+  /// goes to or comes from another rank, and has bytes.
+  std::string Described(Span<const DeviceOut> out, Span<const DeviceIn> in) const;
 
   /// Polls `done` until it is. Throws like Await, also if a stream passed only because the exchange
   /// has ended.

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "csrc/base/error.h"
 #include "csrc/comm/patience.h"
@@ -12,24 +13,25 @@
 
 namespace hvd_sparse::cuda {
 
-void MpiTransport::Exchange(int peer, const void* send, void* recv, std::int64_t bytes,
-                            cudaStream_t stream) {
-  RequireMessage(peer, bytes);
+void MpiTransport::Move(Span<const DeviceOut> out, Span<const DeviceIn> in, cudaStream_t stream) {
+  const std::string what = Described(out, in);
   const OnDevice current(device());
   Require(!IsCaptured(stream),
           "the stream is being captured into a CUDA graph, which cannot hold messages over MPI: "
           "the CPU gives them");
-  const std::string what = DescribeMessage(peer);
   Await(stream, what);
 
-  const Outgoing out{peer, send, bytes};
-  Incoming in{peer, recv, bytes};
+  std::vector<Outgoing> outgoing;
+  std::vector<Incoming> incoming;
+  for (const DeviceOut& one : out) outgoing.push_back({one.peer, one.data, one.bytes});
+  for (const DeviceIn& one : in) incoming.push_back({one.peer, one.data, one.bytes});
   is_moving_ = true;
-  comm().Transfer({&out, send == nullptr ? 0 : 1}, {&in, recv == nullptr ? 0 : 1}, what);
+  comm().Transfer(outgoing, incoming, what);
   is_moving_ = false;
-  if (recv != nullptr && in.bytes != bytes) {
-    Throw(ErrorKind::kExchangeFailed, "in ", what, " rank ", peer, " sent ", in.bytes,
-          " bytes, expected are ", bytes);
+  for (const Incoming& message : incoming) {
+    if (message.bytes == message.capacity) continue;
+    Throw(ErrorKind::kExchangeFailed, "in ", what, " rank ", message.peer, " sent ", message.bytes,
+          " bytes, expected are ", message.capacity);
   }
 }
 

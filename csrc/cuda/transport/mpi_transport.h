@@ -1,10 +1,10 @@
 /// Sends blocks of a device over the exchange's own communicator, if that accepts device memory: a
 /// CUDA-aware MPI moves them over whatever connects the devices.
 ///
-/// MPI knows no streams. So the CPU waits until a stream has reached the message, passes its
-/// address to MPI, and waits until it has been moved; work that is enqueued afterwards begins after
-/// that. The CPU thus waits for its device once per message, but no device ever waits for a peer,
-/// so ranks may share one, and none has to be released when a peer dies.
+/// MPI knows no streams. So the CPU waits until a stream has reached the messages, passes their
+/// addresses to MPI, and waits until they have been moved; work that is enqueued afterwards begins
+/// after that. The CPU thus waits for its device once per call, but no device ever waits for a
+/// peer, so ranks may share one, and none has to be released when a peer dies.
 ///
 /// Waits have the same limits as all waits of an exchange, and watch the other ranks, too. The call
 /// throws the error that ended a wait, and nothing more is enqueued; MPI may still use the memory
@@ -30,7 +30,7 @@ namespace hvd_sparse::cuda {
 class MpiTransport final : public GpuTransport {
  public:
   /// Connects the ranks of `comm`, which accepts device memory and must outlive this object.
-  /// Nothing else may use `comm` during Exchange.
+  /// Nothing else may use `comm` during Move.
   MpiTransport(Communicator* comm, int device, const WaitLimits& limits)
       : GpuTransport(comm, device, limits) {}
 
@@ -38,8 +38,7 @@ class MpiTransport final : public GpuTransport {
 
   /// Throws InvalidArgument if the stream is being captured, Timeout, or the error that ended the
   /// exchange.
-  void Exchange(int peer, const void* send, void* recv, std::int64_t bytes,
-                cudaStream_t stream) override;
+  void Move(Span<const DeviceOut> out, Span<const DeviceIn> in, cudaStream_t stream) override;
 
   bool HoldsMemory() const override { return is_moving_; }
 

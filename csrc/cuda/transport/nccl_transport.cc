@@ -26,7 +26,7 @@ NcclTransport::NcclTransport(const nccl::Library& library, const nccl::UniqueId&
       library_(library),
       connected_(static_cast<std::size_t>(comm->Size())) {
   const OnDevice current(device);
-  const std::string what = "making NCCL's communicator (without HVD_SPARSE_NCCL it is not needed)";
+  const std::string what = "making NCCL's communicator (with HVD_SPARSE_NCCL=0 it is not needed)";
   try {
     {
       const std::lock_guard lock(mutex_);
@@ -64,21 +64,25 @@ NcclTransport::~NcclTransport() {
   (void)(result == nccl::kSuccess ? calls.CommDestroy(nccl_) : calls.CommAbort(nccl_));
 }
 
-void NcclTransport::Exchange(int peer, const void* send, void* recv, std::int64_t bytes,
-                             cudaStream_t stream) {
-  RequireMessage(peer, bytes);
-  RequireConnected(peer, stream);
-  const auto count = static_cast<std::size_t>(bytes);
-  const std::string what = DescribeMessage(peer);
-  Group(peer, what, [&] {
+void NcclTransport::Move(Span<const DeviceOut> out, Span<const DeviceIn> in, cudaStream_t stream) {
+  const std::string what = Described(out, in);
+  for (const DeviceOut& message : out) RequireConnected(message.peer, stream);
+  for (const DeviceIn& message : in) RequireConnected(message.peer, stream);
+  Group(what, [&] {
     const nccl::Calls& calls = library_.calls();
-    if (send != nullptr) {
-      MustSucceed(calls.Send(send, count, nccl::kUint8, peer, nccl_, stream), "ncclSend", what);
+    for (const auto& [peer, data, bytes] : out) {
+      MustSucceed(
+          calls.Send(data, static_cast<std::size_t>(bytes), nccl::kUint8, peer, nccl_, stream),
+          "ncclSend", what);
     }
-    if (recv != nullptr) {
-      MustSucceed(calls.Recv(recv, count, nccl::kUint8, peer, nccl_, stream), "ncclRecv", what);
+    for (const auto& [peer, data, bytes] : in) {
+      MustSucceed(
+          calls.Recv(data, static_cast<std::size_t>(bytes), nccl::kUint8, peer, nccl_, stream),
+          "ncclRecv", what);
     }
   });
+  for (const DeviceOut& message : out) connected_[static_cast<std::size_t>(message.peer)] = true;
+  for (const DeviceIn& message : in) connected_[static_cast<std::size_t>(message.peer)] = true;
 }
 
 /// Throws InvalidArgument in a capture with an unconnected peer: a first call allocates.
@@ -89,7 +93,7 @@ void NcclTransport::RequireConnected(int peer, cudaStream_t stream) {
 }
 
 /// Makes `calls` as one group of NCCL, so that they begin together.
-void NcclTransport::Group(int peer, const std::string& what, const std::function<void()>& calls) {
+void NcclTransport::Group(const std::string& what, const std::function<void()>& calls) {
   const OnDevice current(device());
   try {
     {
@@ -112,7 +116,6 @@ void NcclTransport::Group(int peer, const std::string& what, const std::function
     End(error, true);
     throw;
   }
-  connected_[static_cast<std::size_t>(peer)] = true;
 }
 
 /// Throws if a call has failed. Any call may also be in progress still; then IsReady tells its

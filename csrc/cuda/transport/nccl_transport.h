@@ -10,8 +10,8 @@
 /// Work that was enqueued after an aborted message runs all the same, on undefined data: callers
 /// must wait by Await before they rely on what was received.
 ///
-/// CUDA graphs: Exchange can be captured, once a first call outside of a capture has connected the
-/// same peer (that allocates, which a capture must not).
+/// CUDA graphs: Move can be captured, once a first call outside of a capture has connected the same
+/// peers (that allocates, which a capture must not).
 /// NCCL may launch from a thread of its own, whose calls break no capture. But a capture with
 /// cudaStreamCaptureModeGlobal is broken by unsafe calls of any other thread of the process, so
 /// capture with cudaStreamCaptureModeThreadLocal. Await cannot be captured. Either all ranks
@@ -58,15 +58,14 @@ class NcclTransport final : public GpuTransport {
 
   /// Also throws the error that ended the exchange, and InvalidArgument if a capture uses a peer
   /// for the first time.
-  void Exchange(int peer, const void* send, void* recv, std::int64_t bytes,
-                cudaStream_t stream) override;
+  void Move(Span<const DeviceOut> out, Span<const DeviceIn> in, cudaStream_t stream) override;
 
   /// Also throws an error that NCCL has met.
   void Check() override;
 
  private:
   void RequireConnected(int peer, cudaStream_t stream);
-  void Group(int peer, const std::string& what, const std::function<void()>& calls);
+  void Group(const std::string& what, const std::function<void()>& calls);
   void MustSucceed(nccl::Result result, const char* call, const std::string& what);
   bool IsReady(const std::string& what);
   std::string AwaitedRanks() const override;

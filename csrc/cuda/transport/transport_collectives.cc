@@ -16,7 +16,10 @@
 #include "csrc/cuda/base/stream.h"
 #include "csrc/cuda/kernels/launches.h"
 #include "csrc/cuda/kernels/merge_work.h"
+#include "csrc/cuda/transport/device_allgather.h"
 #include "csrc/cuda/transport/device_reduce.h"
+#include "csrc/cuda/transport/device_round.h"
+#include "csrc/cuda/transport/device_shard_topk.h"
 #include "csrc/cuda/transport/gpu_transport.h"
 #include "csrc/kernels/kernels.h"
 
@@ -42,7 +45,7 @@ class Alone final : public GpuTransport {
       : GpuTransport(comm, device, WaitLimits::FromEnvironment()), check_(check) {}
 
   const char* Name() const override { return "nothing"; }
-  void Exchange(int /*peer*/, const void*, void*, std::int64_t, cudaStream_t) override {}
+  void Move(Span<const DeviceOut>, Span<const DeviceIn>, cudaStream_t) override {}
   void Check() override { check_(); }
 
  private:
@@ -90,10 +93,17 @@ void RequireEntries(std::int64_t entries) {
 class TransportCollectives final : public GpuCollectives {
  public:
   TransportCollectives(int device, std::unique_ptr<GpuTransport> transport)
-      : device_(device), transport_(std::move(transport)) {}
+      : device_(device), transport_(std::move(transport)), room_(transport_.get()) {}
 
-  std::unique_ptr<DeviceReduce> GTopK() override {
-    return std::make_unique<TransportGTopK>(device_, transport_.get());
+  std::unique_ptr<DeviceReduce> Reduce(const std::string& collective) override {
+    if (collective == "allgather") {
+      return std::make_unique<DeviceAllgather>(device_, transport_.get(), &room_);
+    }
+    if (collective == "gtopk") return std::make_unique<TransportGTopK>(device_, transport_.get());
+    if (collective == "shard_topk") {
+      return std::make_unique<DeviceShardTopK>(device_, transport_.get(), &room_);
+    }
+    Throw(ErrorKind::kInvalidArgument, "'", collective, "' has no rounds between devices");
   }
 
   std::vector<double> TimedSwaps(int peer, std::int64_t bytes, int repetitions) override {
@@ -118,6 +128,7 @@ class TransportCollectives final : public GpuCollectives {
 
   const int device_;
   const std::unique_ptr<GpuTransport> transport_;
+  MessageRoom room_;  // of all collectives: one runs at a time
 };
 
 }  // namespace

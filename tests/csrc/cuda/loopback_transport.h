@@ -70,22 +70,24 @@ class LoopbackTransport final : public cuda::DeviceTransport {
   int Rank() const override { return rank_; }
   int Size() const override { return world_->size(); }
 
-  void Exchange(int peer, const void* send, void* recv, std::int64_t bytes,
-                cudaStream_t stream) override {
-    Require(peer != rank_ && peer >= 0 && peer < Size(), "peer must be another rank, got ", peer);
+  void Move(Span<const cuda::DeviceOut> out, Span<const cuda::DeviceIn> in,
+            cudaStream_t stream) override {
     cuda::Check(cudaStreamSynchronize(stream), "finish its work");
     ++exchanges_;
-    if (send != nullptr) world_->Offer(rank_, peer, send, bytes);
-    if (recv != nullptr) {
+    for (const auto& [peer, data, bytes] : out) {
+      Require(peer != rank_ && peer >= 0 && peer < Size(), "peer must be another rank, got ", peer);
+      world_->Offer(rank_, peer, data, bytes);
+    }
+    for (const auto& [peer, to, bytes] : in) {
       const auto [data, offered] = world_->Await(peer, rank_);
       Require(offered == bytes, "the message has ", offered, " bytes, expected ", bytes);
       cuda::Check(
-          cudaMemcpyAsync(recv, data, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream),
+          cudaMemcpyAsync(to, data, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream),
           "copy");
       cuda::Check(cudaStreamSynchronize(stream), "finish its work");
       world_->Accept(peer, rank_);
     }
-    if (send != nullptr) world_->AwaitAccepted(rank_, peer);
+    for (const auto& message : out) world_->AwaitAccepted(rank_, message.peer);
   }
 
   int exchanges() const { return exchanges_; }

@@ -181,14 +181,15 @@ inline void OnOwnRanks(int count, End end, const std::function<void(int rank, Ow
 }
 
 /// Expects that a refused step returns what it took, what rounding added, and what was masked.
-inline void ExpectARefusalToReturnAll() {
-  OnOwnRanks(2, End::kAll, [](int, OwnRank& own) {
+inline void ExpectARefusalToReturnAll(const Conditions& conditions = {}) {
+  const auto program = [](int, OwnRank& own) {
     own.StartAll();
     own.WaitForAll();
     for (OwnBucket& bucket : own.buckets) EXPECT_TRUE(bucket.HasDelivered());
     const Error refused = Thrown([&] { own.exchange->Commit("not today"); });
     EXPECT_EQ(refused.kind(), ErrorKind::kNonFinite);
-  });
+  };
+  OnOwnRanks(2, End::kAll, program, conditions);
 }
 
 /// Expects that a lost rank ends the waits of all ranks while devices lag.

@@ -22,10 +22,12 @@ namespace hvd_sparse {
 
 /// Returns a bucket of two gradients, float32 and another type, cut by segments elsewhere; one
 /// segment is empty.
-inline BucketSpec StepSpecOf(Device device, const std::string& sparsifier = "gaussian") {
+inline BucketSpec StepSpecOf(Device device, const std::string& sparsifier = "gaussian",
+                             const std::string& collective = "gtopk") {
   BucketSpec spec{"a bucket", {301, 700}, {400, 0, 1, 600}, {120, 0, 1, 150},
-                  sparsifier, {},         "gtopk"};
+                  sparsifier, {},         collective};
   if (sparsifier == "gaussian") spec.sparsifier_options = {{"refresh", 3}};
+  if (sparsifier == "hard_threshold") spec.sparsifier_options = {{"threshold", 2}};
   spec.device = device;
   return spec;
 }
@@ -195,8 +197,10 @@ inline void ExpectSameBits(const std::vector<std::vector<SeenStep>>& on_device,
 
 /// Compares steps whose blocks go from device to device with those on the CPU.
 template <typename T>
-void ExpectTheBitsOfTheCpu(int size, const StepRun& run, double slack = 1) {
-  BucketSpec on_device = StepSpecOf(kGpu), on_cpu = StepSpecOf({});
+void ExpectTheBitsOfTheCpu(int size, const StepRun& run, double slack = 1,
+                           const std::string& collective = "gtopk") {
+  BucketSpec on_device = StepSpecOf(kGpu, "gaussian", collective),
+             on_cpu = StepSpecOf({}, "gaussian", collective);
   on_device.collective_options.slack = on_cpu.collective_options.slack = slack;
   ExpectSameBits(RunSteps<T>(size, on_device, run), RunSteps<T>(size, on_cpu, run));
 }

@@ -18,9 +18,11 @@ class Silent final : public cuda::DeviceTransport {
   explicit Silent(int size) : size_(size) {}
   int Rank() const override { return 0; }
   int Size() const override { return size_; }
-  void Exchange(int, const void*, void*, std::int64_t, cudaStream_t) override { ++exchanges; }
+  void Move(Span<const cuda::DeviceOut>, Span<const cuda::DeviceIn>, cudaStream_t) override {
+    ++moves;
+  }
 
-  int exchanges = 0;
+  int moves = 0;
 
  private:
   const int size_;
@@ -42,7 +44,7 @@ TEST(DeviceLaunches, RoundsWaitForNothingAndAllocateNothing) {
     EXPECT_EQ(calls.copies, 0);
     EXPECT_EQ(calls.clears, 1);
     EXPECT_EQ(calls.launches, 4 * one.merges);
-    EXPECT_EQ(transport.exchanges, one.messages);
+    EXPECT_EQ(transport.moves, one.messages);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   }
 }

@@ -77,7 +77,9 @@ std::vector<Case> Cases() {
     for (const std::string& sparsifier : SparsifierNames()) {
       cases.push_back({false, sparsifier, failures});
     }
-    cases.push_back({true, "gaussian", failures});
+    for (const char* const collective : {"allgather", "gtopk", "shard_topk"}) {
+      cases.push_back({true, "gaussian", failures, collective});
+    }
     cases.push_back({false, "top_k", failures, "shard_sum"});
   }
   return cases;

@@ -26,12 +26,14 @@ class SlowTransport final : public DeviceTransport {
 
   int Rank() const override { return 0; }
   int Size() const override { return 2; }
-  void Exchange(int peer, const void* send, void* recv, std::int64_t bytes, cudaStream_t) override {
-    EXPECT_EQ(peer, 1);
-    EXPECT_EQ(bytes, 1000);
-    EXPECT_NE(send, nullptr);
-    EXPECT_NE(recv, nullptr);
-    EXPECT_NE(send, recv);
+  void Move(Span<const DeviceOut> out, Span<const DeviceIn> in, cudaStream_t) override {
+    ASSERT_EQ(out.size, 1);
+    ASSERT_EQ(in.size, 1);
+    EXPECT_EQ(out[0].peer, 1);
+    EXPECT_EQ(in[0].peer, 1);
+    EXPECT_EQ(out[0].bytes, 1000);
+    EXPECT_EQ(in[0].bytes, 1000);
+    EXPECT_NE(out[0].data, in[0].data);
     seen += 's';
     const double end = SteadySeconds() + kSeconds;
     while (SteadySeconds() < end) {
@@ -97,7 +99,7 @@ class LostTransport final : public DeviceTransport {
 
   int Rank() const override { return 0; }
   int Size() const override { return 2; }
-  void Exchange(int, const void*, void*, std::int64_t, cudaStream_t) override {
+  void Move(Span<const DeviceOut>, Span<const DeviceIn>, cudaStream_t) override {
     Throw(ErrorKind::kPeerLost, "rank 1 was lost");
   }
   bool HoldsMemory() const override { return holds_memory_; }

@@ -1,5 +1,5 @@
-/// Whole steps of an exchange in which only gTop-k goes over NCCL, or its stand-in: the bits of the
-/// same steps on the CPU.
+/// Whole steps of an exchange over NCCL, or its stand-in: the bits of the same steps on the CPU,
+/// and ranks that want different connections.
 
 #include <gtest/gtest.h>
 
@@ -24,29 +24,17 @@ class NcclExchange : public WithFakeNccl {};
 
 TEST_F(NcclExchange, StepsHaveTheBitsOfTheCpuForAnyNumberOfRanks) {
   for (const int size : {2, 3, 4, 5}) {
-    for (const bool packed : {false, true}) {
-      for (const double slack : {1.0, 2.0}) {
-        SCOPED_TRACE(Concat(size, " ranks, packed ", packed, ", slack ", slack));
-        BucketSpec spec = SpecOf({}, "sidco", "gtopk", {packed, Values::kFloat32});
-        spec.collective_options.slack = slack;
-        const auto of_cpu = RunRanks<float>(size, spec);
-        spec.device = kGpu;
-        const auto over_nccl = RunRanks<float>(size, spec);
-        ExpectSameBits(of_cpu, over_nccl);
-        for (const StepBits& seen : of_cpu) EXPECT_EQ(seen.Over("NCCL"), 0);
-        for (const StepBits& seen : over_nccl) EXPECT_EQ(seen.Over("NCCL"), kSteps);
-      }
+    for (const double slack : {1.0, 2.0}) {
+      SCOPED_TRACE(Concat(size, " ranks, slack ", slack));
+      BucketSpec spec = SpecOf({}, "sidco", "gtopk", {});
+      spec.collective_options.slack = slack;
+      const auto of_cpu = RunRanks<float>(size, spec);
+      spec.device = kGpu;
+      const auto over_nccl = RunRanks<float>(size, spec);
+      ExpectSameBits(of_cpu, over_nccl);
+      for (const StepBits& seen : of_cpu) EXPECT_EQ(seen.Over("NCCL"), 0);
+      for (const StepBits& seen : over_nccl) EXPECT_EQ(seen.Over("NCCL"), kSteps);
     }
-  }
-}
-
-TEST_F(NcclExchange, OtherCollectivesAndNarrowValuesGoAsBefore) {
-  for (const auto& seen : RunRanks<float>(3, SpecOf(kGpu, "top_k", "allgather", {}))) {
-    EXPECT_EQ(seen.Over("NCCL"), 0);
-  }
-  const WireFormat narrow{false, Values::kBFloat16};
-  for (const auto& seen : RunRanks<float>(3, SpecOf(kGpu, "top_k", "gtopk", narrow))) {
-    EXPECT_EQ(seen.Over("NCCL"), 0);
   }
 }
 
@@ -80,7 +68,7 @@ TEST_F(NcclExchange, WhoAskedForNcclIsToldThatItIsMpi) {
     const DeviceConnection made = ConnectDevices(&comm, kGpu);
     EXPECT_NE(made.collectives, nullptr);
     const std::string begin =
-        "gtopk between GPUs goes over CUDA-aware MPI, since NCCL is not used: ranks 0 and 1 share";
+        "blocks of GPUs go over CUDA-aware MPI, since NCCL is not used: ranks 0 and 1 share";
     EXPECT_EQ(made.warning.substr(0, begin.size()), begin);
   });
 }
@@ -141,8 +129,9 @@ TEST_F(NcclExchange, RanksThatDisagreeAreToldBeforeAnyWaitsForADevice) {
 TEST_F(NcclExchange, ARankThatWantsNoConnectionEndsTheExchange) {
   const std::vector<std::function<void(BucketSpec*)>> ways = {
       [](BucketSpec* spec) { spec->device = {}; },
+      [](BucketSpec* spec) { spec->by_devices = false; },
       [](BucketSpec* spec) { spec->wire.values = Values::kBFloat16; },
-      [](BucketSpec* spec) { spec->collective = "allgather"; }};
+      [](BucketSpec* spec) { spec->collective = "recursive_doubling"; }};
   for (const int size : {2, 3, 4, 5}) {
     for (int apart = 0; apart < size; ++apart) {
       for (const auto& alter : ways) {

@@ -27,53 +27,71 @@ bool DeviceIsDone() {
   return device_is_done || communicators() < kRanks;
 }
 
-class NcclStepFailure : public WithFakeNccl {};
+class NcclStepFailure : public WithFakeNccl, public testing::WithParamInterface<const char*> {
+ protected:
+  static Conditions OfCollective() {
+    Conditions conditions;
+    conditions.collective = GetParam();
+    return conditions;
+  }
 
-TEST_F(NcclStepFailure, AStepThatAllRefuseReturnsWhatItTookAndWhatRoundingAdded) {
-  ExpectARefusalToReturnAll();
+  /// Breaks each of the groups of messages that three ranks send for two buckets, in turn.
+  static void BreakEachGroup(const char* error_says);
+};
+
+std::string NameOf(const testing::TestParamInfo<const char*>& one) { return one.param; }
+
+TEST_P(NcclStepFailure, AStepThatAllRefuseReturnsWhatItTookAndWhatRoundingAdded) {
+  ExpectARefusalToReturnAll(OfCollective());
 }
 
-TEST_F(NcclStepFailure, EndedByARankWhenAllHasArrivedLosesNothing) {
+TEST_P(NcclStepFailure, EndedByARankWhenAllHasArrivedLosesNothing) {
   Meeting arrived(kRanks);
-  OnOwnRanks(2, End::kAll, [&arrived](int rank, OwnRank& own) {
-    own.StartAll();
-    own.WaitForAll();
-    arrived.Attend();
-    if (rank == 1) own.exchange->Fail("enough");
-    const Error error = Thrown([&] {
-      for (;; std::this_thread::yield()) own.exchange->Check();
-    });
-    EXPECT_TRUE(Says(error, "enough")) << error.what();
-  });
+  OnOwnRanks(
+      2, End::kAll,
+      [&arrived](int rank, OwnRank& own) {
+        own.StartAll();
+        own.WaitForAll();
+        arrived.Attend();
+        if (rank == 1) own.exchange->Fail("enough");
+        const Error error = Thrown([&] {
+          for (;; std::this_thread::yield()) own.exchange->Check();
+        });
+        EXPECT_TRUE(Says(error, "enough")) << error.what();
+      },
+      OfCollective());
 }
 
 // ---- NCCL meets an error ------------------------------------------------------------------------
 
-/// Breaks some of the six groups of messages that three ranks send for the first bucket, and one of
-/// the second bucket's.
-void BreakEachGroup(const char* error_says) {
-  for (const int groups : {0, 2, 3, 5, 8}) {
+void NcclStepFailure::BreakEachGroup(const char* error_says) {
+  const std::string collective = GetParam();
+  const int of_a_bucket = collective == "allgather" ? 3 : 6;
+  for (int groups = 0; groups <= of_a_bucket; ++groups) {
     SCOPED_TRACE(groups);
     Meeting ready(kRanks);
-    OnOwnRanks(2, End::kAllOrUntouched, [&](int rank, OwnRank& own) {
-      if (rank == 0) OF_FAKE_NCCL(fake_nccl_break_group)(nccl::kRemoteError, groups);
-      ready.Attend();
-      const Error error = Thrown([&own] {
-        own.StartAll();
-        own.WaitForAll();
-      });
-      EXPECT_EQ(error.kind(), ErrorKind::kExchangeFailed) << error.what();
-      EXPECT_TRUE(Says(error, error_says)) << error.what();
-    });
+    OnOwnRanks(
+        2, End::kAllOrUntouched,
+        [&](int rank, OwnRank& own) {
+          if (rank == 0) OF_FAKE_NCCL(fake_nccl_break_group)(nccl::kRemoteError, groups);
+          ready.Attend();
+          const Error error = Thrown([&own] {
+            own.StartAll();
+            own.WaitForAll();
+          });
+          EXPECT_EQ(error.kind(), ErrorKind::kExchangeFailed) << error.what();
+          EXPECT_TRUE(Says(error, error_says)) << error.what();
+        },
+        OfCollective());
   }
 }
 
 /// Some of the work after the message is never given to the device.
-TEST_F(NcclStepFailure, InAMessageThatIsBeingGivenLosesNothing) { BreakEachGroup("remote error"); }
+TEST_P(NcclStepFailure, InAMessageThatIsBeingGivenLosesNothing) { BreakEachGroup("remote error"); }
 
 /// All work was given, and runs on data not received. In this test a message may still arrive, as
 /// this device does not wait, so the error's text may differ.
-TEST_F(NcclStepFailure, InAMessageUnderWayLosesNothing) {
+TEST_P(NcclStepFailure, InAMessageUnderWayLosesNothing) {
   LetTheDeviceWait();
   BreakEachGroup("");
 }
@@ -89,49 +107,58 @@ class NcclStepWait : public NcclStepFailure {
   }
 };
 
-TEST_F(NcclStepWait, IsInWaitAlone) {
+TEST_P(NcclStepWait, IsInWaitAlone) {
   Meeting waited(kRanks);
-  OnOwnRanks(3, End::kCounts, [&waited](int, OwnRank& own) {
-    own.StartAll();
-    for (int b = 0; b < 3; ++b) EXPECT_FALSE(own.exchange->Wait(b, 0.05));
-    EXPECT_TRUE(Says(Thrown([&] { own.exchange->Commit(""); }), "is in flight"));
-    waited.Attend();
-    device_is_done = true;
-    own.WaitForAll();
-    EXPECT_EQ(own.exchange->Stats(2).route, Route::kRounds);
-    own.exchange->Commit("");
-  });
+  OnOwnRanks(
+      3, End::kCounts,
+      [&waited](int, OwnRank& own) {
+        own.StartAll();
+        for (int b = 0; b < 3; ++b) EXPECT_FALSE(own.exchange->Wait(b, 0.05));
+        EXPECT_TRUE(Says(Thrown([&] { own.exchange->Commit(""); }), "is in flight"));
+        waited.Attend();
+        device_is_done = true;
+        own.WaitForAll();
+        EXPECT_EQ(own.exchange->Stats(2).route, Route::kRounds);
+        own.exchange->Commit("");
+      },
+      OfCollective());
 }
 
-TEST_F(NcclStepWait, EndsWithALostRankAndNothingIsLost) { ExpectALostRankToEndTheWait(); }
-
-TEST_F(NcclStepWait, EndsAtTheLimitOfTimeAndNothingIsLost) {
-  ExpectTheLimitToEndTheWait("after 0.3 s");
+TEST_P(NcclStepWait, EndsWithALostRankAndNothingIsLost) {
+  ExpectALostRankToEndTheWait(OfCollective());
 }
 
-TEST_F(NcclStepWait, EndsForTheOthersWhenARankClosesItsExchange) {
+TEST_P(NcclStepWait, EndsAtTheLimitOfTimeAndNothingIsLost) {
+  ExpectTheLimitToEndTheWait("after 0.3 s", OfCollective());
+}
+
+TEST_P(NcclStepWait, EndsForTheOthersWhenARankClosesItsExchange) {
   Meeting waited(kRanks);
-  OnOwnRanks(1, End::kAllOrUntouched, [&waited](int rank, OwnRank& own) {
-    own.StartAll();
-    EXPECT_FALSE(own.exchange->Wait(0, 0.05));
-    waited.Attend();
-    if (rank == 1) {
-      own.exchange.reset();
-      own.buckets.clear();  // their contents are unspecified
-      return;
-    }
-    const Error error = Thrown([&own] { own.WaitForAll(); });
-    EXPECT_TRUE(Says(error, "it was closed while gradients were in flight")) << error.what();
-  });
+  OnOwnRanks(
+      1, End::kAllOrUntouched,
+      [&waited](int rank, OwnRank& own) {
+        own.StartAll();
+        EXPECT_FALSE(own.exchange->Wait(0, 0.05));
+        waited.Attend();
+        if (rank == 1) {
+          own.exchange.reset();
+          own.buckets.clear();  // their contents are unspecified
+          return;
+        }
+        const Error error = Thrown([&own] { own.WaitForAll(); });
+        EXPECT_TRUE(Says(error, "it was closed while gradients were in flight")) << error.what();
+      },
+      OfCollective());
 }
 
 // ---- Ranks that are about to do different things ------------------------------------------------
 
 /// Returns rank 0's error when rank 1 alters its launch, after `steps` accepted steps.
-Error WhereRankOneAlters(const std::function<void(Launch*)>& alter, int steps = 0) {
+Error WhereRankOneAlters(const Conditions& conditions, const std::function<void(Launch*)>& alter,
+                         int steps = 0) {
   Error first(ErrorKind::kInvalidArgument, "");
   Meeting counted(kRanks);
-  OnOwnRanks(1, steps == 0 ? End::kAllOrUntouched : End::kCounts, [&](int rank, OwnRank& own) {
+  const auto program = [&](int rank, OwnRank& own) {
     for (int step = 0; step < steps; ++step) {
       own.StartAll();
       own.WaitForAll();
@@ -147,20 +174,28 @@ Error WhereRankOneAlters(const std::function<void(Launch*)>& alter, int steps = 
     EXPECT_EQ(error.kind(), ErrorKind::kDisagreement) << error.what();
     if (rank == 0) first = error;
     if (rank == 1) own.buckets.clear();
-  });
+  };
+  OnOwnRanks(1, steps == 0 ? End::kAllOrUntouched : End::kCounts, program, conditions);
   return first;
 }
 
-TEST_F(NcclStepFailure, RanksWithOtherKsAreToldBeforeAnyWaitsForADevice) {
-  const Error error = WhereRankOneAlters([](Launch* launch) { launch->ks[0] -= 7; });
-  EXPECT_TRUE(Says(error, ", k 143, gtopk")) << error.what();
-  EXPECT_TRUE(Says(error, ", k 150, gtopk")) << error.what();
+TEST_P(NcclStepFailure, RanksWithOtherKsAreToldBeforeAnyWaitsForADevice) {
+  const Error error =
+      WhereRankOneAlters(OfCollective(), [](Launch* launch) { launch->ks[0] -= 7; });
+  EXPECT_TRUE(Says(error, ", k 143, ")) << error.what();
+  EXPECT_TRUE(Says(error, ", k 150, ")) << error.what();
 }
 
-TEST_F(NcclStepFailure, RanksThatAskForOtherKsLaterAreToldBeforeAnyWaitsForADevice) {
-  const Error error = WhereRankOneAlters([](Launch* launch) { launch->ks[0] -= 7; }, 1);
+TEST_P(NcclStepFailure, RanksThatAskForOtherKsLaterAreToldBeforeAnyWaitsForADevice) {
+  const Error error =
+      WhereRankOneAlters(OfCollective(), [](Launch* launch) { launch->ks[0] -= 7; }, 1);
   EXPECT_TRUE(Says(error, "asked for")) << error.what();
 }
+
+INSTANTIATE_TEST_SUITE_P(Of, NcclStepFailure, testing::Values("allgather", "gtopk", "shard_topk"),
+                         NameOf);
+INSTANTIATE_TEST_SUITE_P(Of, NcclStepWait, testing::Values("allgather", "gtopk", "shard_topk"),
+                         NameOf);
 
 }  // namespace
 }  // namespace hvd_sparse

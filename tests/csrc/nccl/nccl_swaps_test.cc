@@ -44,7 +44,9 @@ TEST_P(NcclSwaps, AreTimedAtEveryDistanceOfAnyNumberOfRanks) {
   for (const int size : {2, 3, 4, 5}) {
     SCOPED_TRACE(size);
     OnExchanges(size, [size](Exchange& exchange) {
+      EXPECT_EQ(exchange.BetweenDevices(), "");
       ASSERT_TRUE(exchange.ConnectDevices(kGpu));
+      EXPECT_EQ(exchange.BetweenDevices(), "over NCCL");
       EXPECT_TRUE(exchange.ConnectDevices(kGpu));  // again, without another communicator
       EXPECT_LE(OF_FAKE_NCCL(fake_nccl_communicators)(), size);
       for (int distance = 1; distance < size; distance *= 2) {
@@ -113,7 +115,14 @@ TEST_P(NcclSwaps, WhatMakesNoSenseIsRefusedBeforeAnythingIsSent) {
 
 TEST_P(NcclSwaps, RanksWithoutTheWishAreNotConnected) {
   ::unsetenv("HVD_SPARSE_NCCL");
-  OnExchanges(3, [](Exchange& exchange) { EXPECT_FALSE(exchange.ConnectDevices(kGpu)); });
+  OnExchanges(3, [](Exchange& exchange) {
+    EXPECT_FALSE(exchange.ConnectDevices(kGpu));
+    EXPECT_EQ(
+        exchange.BetweenDevices(),
+        "by way of the CPUs, since NCCL is not used: rank 0: HVD_SPARSE_NCCL is neither auto "
+        "nor 1; CUDA-aware MPI is not used: rank 0: HVD_SPARSE_CUDA_AWARE_MPI is neither auto "
+        "nor 1");
+  });
   ::setenv("HVD_SPARSE_NCCL", "1", 1);
   OnExchanges(1, [](Exchange& exchange) { EXPECT_FALSE(exchange.ConnectDevices(kGpu)); });
 }

@@ -52,7 +52,7 @@ TEST_F(WithoutNccl, WhoWouldHaveItIfPossibleIsToldWhyNot) {
     const DeviceConnection made = ConnectDevices(&comm, kGpu);
     EXPECT_EQ(made.collectives, nullptr);
     const std::string begin =
-        "gtopk between GPUs goes by way of the CPUs, since NCCL is not used: rank 0: this build of "
+        "blocks of GPUs go by way of the CPUs, since NCCL is not used: rank 0: this build of "
         "hvd_sparse has no NCCL";
     EXPECT_EQ(made.warning.substr(0, begin.size()), begin);
   });
@@ -64,7 +64,7 @@ TEST_F(WithoutNccl, MpiIsUsedInItsStead) {
   OnRanks<DeviceLoopback>(2, [](Communicator& comm) {
     const DeviceConnection made = ConnectDevices(&comm, kGpu);
     EXPECT_NE(made.collectives, nullptr);
-    const std::string begin = "gtopk between GPUs goes over CUDA-aware MPI, since NCCL is not used";
+    const std::string begin = "blocks of GPUs go over CUDA-aware MPI, since NCCL is not used";
     EXPECT_EQ(made.warning.substr(0, begin.size()), begin);
   });
 }
