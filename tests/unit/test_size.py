@@ -15,15 +15,15 @@ SUFFIXES = {".py", ".h", ".cc", ".cu", ".cuh"}
 # The most lines of code, without blanks, comments, docstrings and what a header begins and ends
 # with. Who raises a number says in the commit what that buys; who deletes code lowers it.
 MOST = {
-    "csrc/base": 421,
-    "csrc/bindings": 1702,
-    "csrc/collectives": 2035,
+    "csrc/base": 418,
+    "csrc/bindings": 1663,
+    "csrc/collectives": 2054,
     "csrc/comm": 2999,
-    "csrc/cuda": 5304,
+    "csrc/cuda": 4270,
     "csrc/devices": 140,
-    "csrc/exchange": 3509,
-    "csrc/kernels": 1728,
-    "csrc/sparsifiers": 802,
+    "csrc/exchange": 3383,
+    "csrc/kernels": 1719,
+    "csrc/sparsifiers": 795,
     "csrc/wire": 1552,
     "hvd_sparse": 183,
     "hvd_sparse/arrays": 301,
@@ -31,10 +31,10 @@ MOST = {
     "hvd_sparse/cli": 1268,
     "hvd_sparse/compression": 867,
     "hvd_sparse/ddp": 997,
-    "hvd_sparse/exchange": 973,
+    "hvd_sparse/exchange": 980,
     "hvd_sparse/fsdp": 591,
     "hvd_sparse/places": 208,
-    "hvd_sparse/planning": 2073,
+    "hvd_sparse/planning": 2125,
     "hvd_sparse/pytorch": 4423,
     "hvd_sparse/ranks": 494,
     "hvd_sparse/state": 789,
@@ -42,7 +42,7 @@ MOST = {
     "hvd_sparse/tensorflow": 3763,
     "hvd_sparse/timeline": 435,
     "hvd_sparse/torch": 295,
-    "hvd_sparse/tuning": 1136,
+    "hvd_sparse/tuning": 1144,
 }
 
 
