@@ -110,6 +110,7 @@ void ShardSum::Prepare() {
   for (const Piece& piece : pieces_) longest_piece = std::max(longest_piece, piece.range.size());
   work_->Prepare({format_.values, numel_, static_cast<std::int64_t>(pieces_.size()), longest_piece,
                   message_at_.back(), Shard(rank_).size()});
+  if (distances_ != nullptr) distances_->Prepare();
   if (size_ == 1 || chunks_ == 0) return;
   std::int64_t most = 0;
   for (int chunk = 0; chunk < chunks_; ++chunk) most = std::max(most, MostBytes(rank_, chunk));
@@ -120,7 +121,6 @@ void ShardSum::Prepare() {
       if (peer != rank_) parts[static_cast<std::size_t>(peer)].Reserve(most);
     }
   }
-  if (distances_ != nullptr) distances_->Prepare();
   for (int slot = 0; slot < std::min(chunks_, kSlots); ++slot) {
     sums_[slot].resize(ranks);
     own_sum_[slot].Reserve(most);

@@ -30,6 +30,7 @@ DenseStep::DenseStep(StepRecord* record, NodePlace place, Range summed)
       sum_(summed.size(), CutsOf(record->spec, summed), FormatOf(record->spec), place.node,
            place.nodes, DenseWorkFor(record->spec.device), AggregationOf(record->spec)),
       begins_{0} {
+  CheckRanks(record->spec, place.nodes);
   for (const std::int64_t numel : record->spec.gradient_numels) {
     begins_.push_back(begins_.back() + numel);
   }

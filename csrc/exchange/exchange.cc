@@ -75,7 +75,6 @@ void Exchange::Reach(State state, Slot* slot) {
 int Exchange::AddBucket(BucketSpec spec) {
   const std::lock_guard lock(mutex_);
   const int id = first_bucket_ + static_cast<int>(slots_.size());
-  CheckRanks(spec, Size());
   NodePlace place = NodePlace::Alone(Rank(), Size());
   const int local_size = nodes_.LocalSize().value_or(1);
   const bool sums_nodes = SumsNodes(spec.collective, spec.nodes_first, Size(), local_size);

@@ -174,6 +174,15 @@ def test_too_few_ranks_are_refused_before_anything_is_sent(rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
+def test_an_empty_bucket_and_shards_without_entries_are_averaged(rule):
+    for numel in (0, 1, 4):
+        ranks = run_ranks(
+            7, lambda me: me.step(gradient_of(me.rank, me.numel)), rule=rule, segments=[numel]
+        )
+        laws.check_replicas_are_bitwise_equal(ranks)
+
+
+@pytest.mark.parametrize("rule", RULES)
 def test_a_rank_alone_keeps_its_gradient(rule):
     (step,) = run_ranks(1, lambda me: me.step(gradient_of(0, me.numel)), rule=rule, device=CPU)
     np.testing.assert_array_equal(step.total, step.gradient)

@@ -43,6 +43,10 @@ struct Setup {
     setup.collective = names[reader->Take<std::uint8_t>() % names.size()];
     setup.local_size = static_cast<int>(reader->Between(1, 2));
     setup.size = setup.local_size * static_cast<int>(reader->Between(1, kMostNodes));
+    if (const AggregationRule* const rule = FindCollective(setup.collective).rule) {
+      setup.local_size = 1;  // it sums no nodes first
+      setup.size = std::max(setup.size, static_cast<int>(rule->LeastRanks(1)));
+    }
     setup.rank = static_cast<int>(reader->Between(0, setup.size - 1));
     const auto choice = reader->Take<std::uint8_t>();
     setup.wire = {choice % 2 == 1, kTypes[choice / 2 % 3]};
@@ -201,7 +205,9 @@ class Recorder final : public Communicator {
 };
 
 /// Appends the inputs of all ranks of a real exchange.
-void Record(const Bytes& begin, int size, std::vector<Bytes>* seeds) {
+void Record(const Bytes& begin, std::vector<Bytes>* seeds) {
+  Reader parameters(begin.data(), begin.size());
+  const int size = Setup::Read(&parameters).size;
   const auto world = std::make_shared<LoopbackWorld>(size);
   std::vector<Bytes> inputs(static_cast<std::size_t>(size));
   std::vector<std::thread> ranks;
@@ -238,7 +244,7 @@ std::vector<Bytes> Seeds() {
             writer.Put(static_cast<std::uint8_t>(collective)).PutBetween(1, local_size);
             writer.PutBetween(1, nodes).PutBetween(0, 0).Put(choice);
             writer.PutBetween(0, 300).PutBetween(1, k);
-            Record(writer.bytes(), local_size * nodes, &seeds);
+            Record(writer.bytes(), &seeds);
           }
         }
       }
