@@ -25,24 +25,6 @@ inline bool IsKnown(float threshold) {
 /// Upper limit of a tail index: beyond it, thresholds would be extrapolated from next to nothing.
 constexpr double kLargestTailIndex = 4;
 
-/// Number of values that a tail index is computed from (its error of 3 % moves a count by far
-/// less), and of the partial sums that they are added to in turn, so that a warp can do it.
-constexpr std::int64_t kTailValues = 1024, kTailSums = 32;
-
-/// Returns the stride at which values are picked from `size` values.
-inline std::int64_t TailStride(std::int64_t size) { return (size + kTailValues - 1) / kTailValues; }
-
-inline double TailTerm(float value, float threshold) {
-  const double magnitude = value < 0 ? -double{value} : double{value}, least = threshold;
-  return 1.0 - least / (magnitude > least ? magnitude : least);
-}
-
-/// Returns the tail index, given the sum of `count` terms.
-inline double TailIndexOf(double sum, std::int64_t count) {
-  const double mean = sum / static_cast<double>(count), index = mean / (1 - mean);
-  return index < kLargestTailIndex ? index : kLargestTailIndex;
-}
-
 /// Returns the tail index h of the magnitudes beyond a threshold t: their count falls off like
 /// t^(-1/h). For a Pareto tail the mean m of 1 - t/|x| is h / (1 + h), so h = m / (1 - m). (Hill's
 /// estimator takes the mean of log(|x|/t), which a few huge entries spoil.) Uses at most about a
