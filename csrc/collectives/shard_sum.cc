@@ -42,13 +42,12 @@ ShardSum::ShardSum(std::int64_t numel, const std::vector<std::int64_t>& cuts, De
       size_(size),
       work_(std::move(work)),
       robust_(RobustAverageOf(aggregation, size)) {
-  const std::int64_t longest = DivideUp(numel, size);
   const std::int64_t peers = std::max(1, size - 1);
   const std::int64_t piece_numel = robust_ == nullptr ? kPieceNumel : NumelOfRows(size);
   const std::int64_t share =
       kRoundBytes / peers * kPieceNumel / MostCodeBytes(format.values, kPieceNumel);
   chunk_numel_ = std::max(kLeastChunk, share / kLeastChunk * kLeastChunk);
-  chunks_ = static_cast<int>(DivideUp(longest, chunk_numel_));
+  chunks_ = static_cast<int>(DivideUp(LongestShard(numel, size), chunk_numel_));
 
   std::int64_t bytes = 0;
   auto cut = cuts.begin();

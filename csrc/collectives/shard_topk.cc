@@ -74,10 +74,7 @@ std::vector<SparseBlock>& SendToOwners(SparseBlock* block, CollectiveContext* ct
 
 /// Gathers what the owners have taken into the block.
 void Gather(SparseBlock* block, CollectiveContext* ctx) {
-  std::int64_t room = 0;
-  for (int owner = 0; owner < ctx->comm.Size(); ++owner) {
-    room = std::max(room, ShardOf(ctx->numel, owner, ctx->comm.Size()).size());
-  }
+  const std::int64_t room = LongestShard(ctx->numel, ctx->comm.Size());
   ctx->Narrow(block, /*keeps_errors=*/true);  // no other rank holds these sums
   JoinShards(ctx->AllgatherBlocks(block, room, "shard_topk, gather, round"), block, *ctx);
 }

@@ -14,6 +14,11 @@ inline Range ShardOf(std::int64_t numel, int owner, int owners) {
   return {numel * owner / owners, numel * (owner + 1) / owners};
 }
 
+/// Returns the most entries that one of `owners` owns.
+inline std::int64_t LongestShard(std::int64_t numel, int owners) {
+  return (numel + owners - 1) / owners;
+}
+
 /// A hypercube for any number of ranks: the largest power of two of them is the core; each rank
 /// beyond is the guest of one core rank, its host, which exchanges on its behalf.
 struct FoldedCube {

@@ -94,13 +94,11 @@ std::vector<SparseBlock>& DeviceShardTopK::Swap(const SparseBlock& block,
 
 void DeviceShardTopK::Run(SparseBlock* block, CollectiveContext& ctx) {
   const int size = ctx.comm.Size();
-  std::int64_t room = 0;  // the most entries of any shard
+  const std::int64_t room = LongestShard(ctx.numel, size);
   std::vector<Range> parts;
   std::vector<std::int64_t> counts;
   for (int owner = 0; owner < size; ++owner) {
-    const Range shard = ShardOf(ctx.numel, owner, size);
-    room = std::max(room, shard.size());
-    parts.push_back(block->EntriesIn(shard));
+    parts.push_back(block->EntriesIn(ShardOf(ctx.numel, owner, size)));
     counts.push_back(parts.back().size());
   }
   const auto by_sender = ctx.AgreeBeforehand(&block->header(), counts, room, "shard_topk, headers");
