@@ -36,7 +36,7 @@ std::vector<int> ByScore(const Distances& distances, const std::vector<int>& ran
 }
 
 std::vector<int> AllOf(const Distances& distances) {
-  std::vector<int> ranks(static_cast<std::size_t>(distances.ranks()));
+  std::vector<int> ranks(static_cast<std::size_t>(distances.ranks));
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
 }
@@ -54,7 +54,7 @@ std::vector<int> ChooseMultiKrum(const Distances& distances, int bad) {
 
 std::vector<int> ChooseBulyan(const Distances& distances, int bad) {
   std::vector<int> left = AllOf(distances), chosen;
-  for (int more = distances.ranks() - 2 * bad; more > 0; --more) {
+  for (int more = distances.ranks - 2 * bad; more > 0; --more) {
     const int best = ByScore(distances, left, bad).front();
     chosen.push_back(best);
     left.erase(std::find(left.begin(), left.end(), best));
@@ -173,12 +173,10 @@ std::int64_t CountOutside(const float* row, const float* least, const float* lar
 
 }  // namespace
 
-Distances::Distances(int ranks)
-    : ranks_(ranks), values_(static_cast<std::size_t>(ranks * (ranks - 1) / 2)) {}
-
-std::size_t Distances::At(int a, int b) const {
+float Distances::Between(int a, int b) const {
+  if (a == b) return 0;
   const int larger = std::max(a, b);
-  return static_cast<std::size_t>(larger * (larger - 1) / 2 + std::min(a, b));
+  return values[larger * (larger - 1) / 2 + std::min(a, b)];
 }
 
 const std::vector<AggregationRule>& AllRules() {

@@ -30,22 +30,11 @@
 namespace hvd_sparse {
 
 /// The distances between all ranks, squared: symmetric, 0 on the diagonal.
-class Distances {
- public:
-  explicit Distances(int ranks);
+struct Distances {
+  int ranks;
+  Span<const float> values;  ///< of each pair b < a, in the order of a, then of b
 
-  int ranks() const { return ranks_; }
-  float& Between(int a, int b) { return values_[At(a, b)]; }
-  float Between(int a, int b) const { return a == b ? 0 : values_[At(a, b)]; }
-
-  /// One value for each pair of ranks.
-  Span<float> values() { return values_; }
-
- private:
-  std::size_t At(int a, int b) const;
-
-  int ranks_;
-  std::vector<float> values_;  // of b < a, row by row
+  float Between(int a, int b) const;
 };
 
 /// Values at neighbouring positions, a row for each rank.
@@ -57,8 +46,8 @@ struct AggregationRule {
   int factor, more;
   /// Returns the ranks that the rule averages, in ascending order. Null: all of them.
   std::vector<int> (*choose)(const Distances& distances, int bad);
-  /// Averages `width` values of rows that are sorted at each position, `stride` entries apart, and
-  /// sets the least and the largest value that went into each average. Null: their mean.
+  /// Averages `width` values of rows that are sorted at each position, kSortedTogether entries
+  /// apart, and sets the least and the largest value that went into each average. Null: their mean.
   void (*average)(const float* sorted, int rows, int bad, std::int64_t width, float* average,
                   float* least, float* largest);
 

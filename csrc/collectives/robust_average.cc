@@ -44,9 +44,7 @@ std::vector<float> RobustAverage::DistancesInShard() const {
 }
 
 void RobustAverage::Choose(Span<const float> distances) {
-  Distances all(ranks_);
-  std::copy(distances.begin(), distances.end(), all.values().begin());
-  chosen_ = rule_.choose(all, bad_);
+  chosen_ = rule_.choose({ranks_, distances}, bad_);
 }
 
 void RobustAverage::Average(Span<float> sums) {
