@@ -28,9 +28,7 @@ void BindFacts(py::module_& m) {
       .def_readonly("name", &Collective::name)
       .def_readonly("delivers_all", &Collective::delivers_all)
       .def_readonly("has_owners", &Collective::has_owners)
-      .def_property_readonly("is_sparse", &Collective::IsSparse)
-      .def_property_readonly("is_rule",
-                             [](const Collective& self) { return self.rule != nullptr; });
+      .def_property_readonly("is_sparse", &Collective::IsSparse);
   m.def("collective_facts", &AllCollectives);
   m.def("collectives", &CollectiveNames);
   m.def("sums_nodes", &SumsNodes, py::arg("collective"), py::kw_only(), py::arg("nodes_first"),

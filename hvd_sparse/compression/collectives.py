@@ -14,13 +14,12 @@ _FACTS = {facts.name: facts for facts in _core.collective_facts()}
 # csrc/collectives/collectives.h.
 COLLECTIVES = {name: facts for name, facts in _FACTS.items() if facts.is_sparse}
 
+# All others send every entry.
+DENSE_COLLECTIVES = tuple(name for name in _FACTS if name not in COLLECTIVES)
 
 # Those by which owners average all entries, in place of the sum; see
 # csrc/collectives/aggregation_rule.h.
-RULES = tuple(name for name, facts in _FACTS.items() if facts.is_rule)
-
-# All that send every entry.
-DENSE_COLLECTIVES = (SHARD_SUM, *RULES)
+RULES = tuple(name for name in DENSE_COLLECTIVES if name != SHARD_SUM)
 
 
 def find_collective(name: object) -> _core.CollectiveFacts:
