@@ -52,7 +52,8 @@ def replace(exchange: GradientExchange | None, masks: Masks | None) -> None:
         problem = error
     ranks = exchange.link.host.ranks
     agree(exchange.world, ranks, problem=problem, parameters=(), options=described, serial=0)
-    _restrict(exchange, wanted)
+    if not _equal(of(exchange), wanted):
+        _restrict(exchange, wanted)
 
 
 def of(exchange: GradientExchange) -> dict[str, torch.Tensor]:
@@ -80,7 +81,9 @@ def mismatch_of(exchange: GradientExchange, saved: Masks) -> str | None:
 def restore(exchange: GradientExchange, saved: Masks) -> None:
     """Makes saved masks, which fit here, those of an exchange, on all ranks alike."""
     present = of(exchange)
-    if present and not _equal(present, saved) and exchange.world.rank == 0:
+    if _equal(present, saved):
+        return
+    if present and exchange.world.rank == 0:
         logger.warning(
             "the masks of the state that is loaded replace those that were set, which differ: call "
             "set_masks() after loading to change them"
@@ -118,8 +121,6 @@ def _equal(ours: Masks, theirs: Masks) -> bool:
 
 
 def _restrict(exchange: GradientExchange, masks: Masks) -> None:
-    if _equal(of(exchange), masks):
-        return
     supports = {
         name: mask.to(exchange.parameters[name].device).flatten().nonzero().flatten()
         for name, mask in masks.items()
