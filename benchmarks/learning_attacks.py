@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -66,7 +65,7 @@ class Attacked(Hooked):
         super().__init__(setup, mode=mode)
         if self._dist.get_rank() >= self._dist.get_world_size() - bad:
             for weight in self.model.parameters():
-                weight.register_hook(partial(_call, ATTACKS[attack]()))
+                weight.register_hook(ATTACKS[attack]())
 
     def step(self, batch: Batch) -> torch.Tensor:
         """Learns from a batch, unless the step is refused: weights have diverged, on all ranks."""
@@ -80,7 +79,3 @@ class Attacked(Hooked):
         total = self.optimizer.exchange.stats.total
         shares = [entries / max(1, total.averaged) for entries in total.left_out]
         return super().report() | {"left_out": shares}
-
-
-def _call(attack: Attack, gradient: torch.Tensor) -> torch.Tensor:
-    return attack(gradient)

@@ -31,16 +31,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 FOLDER = Path("build/robust")
 STEPS, RATE, BLOCK = 300, 0.1, 100
-RULES = ("median", "trimmed_mean", "krum", "multi_krum", "bulyan")
-# Ranks, and bad ones among them.
-JOBS = ((5, 1), (7, 1), (7, 2))
-NEEDS = {"krum": (2, 3), "multi_krum": (2, 3), "bulyan": (4, 3)}
-
-
-def takes(rule: str, ranks: int, bad: int) -> bool:
-    """Returns true if a rule bears so many bad ranks; with 7, one of them is left to bulyan."""
-    factor, more = NEEDS.get(rule, (2, 1))
-    return factor * bad + more <= ranks and (rule == "bulyan" or (ranks, bad) != (7, 1))
+SMALL_RULES = ("median", "trimmed_mean", "krum", "multi_krum")
+RULES = (*SMALL_RULES, "bulyan")
+# The rules that are tried with so many ranks, and bad ones among them.
+JOBS = {(5, 1): SMALL_RULES, (7, 1): ("bulyan",), (7, 2): SMALL_RULES}
 
 
 def run_of(rule: str | None, ranks: int, bad: int, attack: str | None, seed: int) -> Run:
@@ -61,9 +55,8 @@ def run_of(rule: str | None, ranks: int, bad: int, attack: str | None, seed: int
 
 def rows() -> Iterator[tuple[int, int, str | None]]:
     """Yields ranks, bad ranks and rule of each row of the table."""
-    for ranks, bad in JOBS:
-        yield ranks, bad, None
-        yield from ((ranks, bad, rule) for rule in RULES if takes(rule, ranks, bad))
+    for (ranks, bad), rules in JOBS.items():
+        yield from ((ranks, bad, rule) for rule in (None, *rules))
 
 
 @app.command()
