@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hvd_sparse.compression.collectives import RULES
 from hvd_sparse.errors import InvalidArgumentError, NonFiniteGradientError
 from tests import laws, robust_oracle
+from tests.cases import in_turn
 from tests.device_array import CPU
 
 # The most that a value is rounded, relative to itself, and to the largest of those around it.
@@ -51,13 +53,9 @@ def cases():
         for bad in (1, 2)
         for others in (0, 1, 4)
     ]
-    return [(*case, width) for i, case in enumerate(every) for width in in_turn(i)]
-
-
-def in_turn(number):
-    """Returns float32, and one of the narrow types."""
     narrow = [width for width in ROUNDING if width != "float32"]
-    return ["float32", narrow[number % len(narrow)]]
+    both = [*itertools.product(every, ["float32"]), *in_turn(every, narrow)]
+    return [(*case, width) for case, width in both]
 
 
 @pytest.mark.parametrize(("rule", "bad", "size", "values"), cases())
