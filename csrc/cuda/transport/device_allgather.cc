@@ -26,6 +26,11 @@ class SumOnDevice {
 
   std::int64_t entries() const { return begins_.back(); }
   std::int64_t Count(int rank) const { return begins_[At(rank) + 1] - begins_[At(rank)]; }
+  std::int64_t MostOfARank() const {
+    std::int64_t most = 0;
+    for (int rank = 0; rank < size_; ++rank) most = std::max(most, Count(rank));
+    return most;
+  }
 
   /// All ranks' entries, and those of one.
   char* received() const { return memories_[0]; }
@@ -111,21 +116,24 @@ class SumOnDevice {
 
 void DeviceAllgather::Run(SparseBlock* block, CollectiveContext& ctx) {
   const int rank = ctx.comm.Rank(), size = ctx.comm.Size();
+  Work work(device_);
   BlockHeader& header = block->header();
   SumOnDevice sum(
       ctx.AgreeBeforehand(&header, {block->count()}, ctx.capacity, "allgather, headers"));
   if (sum.entries() == 0) return;
 
-  DeviceRound round("allgather", device_, &gpu_transport_, &counted_, &ctx);
-  Work& work = round.work();
-  char* const memory = room_.Fit(SizeOfAll([&](Divider* divider) { sum.Divide(divider); }));
-  Divider divider(memory);
-  sum.Divide(&divider);
   // The result takes as much room as there can be entries: only the device will know how many.
-  auto* const made = work.Staged<DeviceBlockHeader>(1);
-  auto* const entries = work.Staged<char>(kEntryBytes * sum.entries());
-  auto* const staged = work.Staged<DeviceBlockHeader>(size + 1);
-  auto* const own = work.Staged<char>(kEntryBytes * block->count());
+  DeviceBlockHeader *made = nullptr, *staged = nullptr;
+  char *entries = nullptr, *own = nullptr;
+  const auto divide_pinned = [&](Divider* divider) {
+    made = divider->Take<DeviceBlockHeader>(1);
+    staged = divider->Take<DeviceBlockHeader>(size + 1);
+    entries = divider->Take<char>(kEntryBytes * sum.entries());
+    own = divider->Take<char>(kEntryBytes * sum.MostOfARank());
+  };
+  room_.Divide(&header, &ctx, [&](Divider* divider) { sum.Divide(divider); }, divide_pinned);
+
+  DeviceRound round("allgather", &work, &gpu_transport_, &counted_, &ctx);
   PutEntries(*block, {0, block->count()}, own);
   work.Upload(own, kEntryBytes * block->count(), sum.Received(rank));
   DeviceBlockHeader identity;

@@ -35,6 +35,16 @@ class TransportGTopK final : public DeviceReduce {
   std::int64_t numel_ = 0, k_ = 0;
   CollectiveOptions options_;
   std::unique_ptr<DeviceGTopK> rounds_;
+
+  // Pinned memory for what is sent, and for the result, which takes as much room as there can be
+  // entries: only the device will know how many.
+  struct Staged {
+    DeviceBlockHeader* header;
+    Index* indices;
+    float* values;
+  };
+  std::unique_ptr<PinnedBytes> staging_;
+  Staged sent_ = {}, made_ = {};
 };
 
 }  // namespace hvd_sparse::cuda

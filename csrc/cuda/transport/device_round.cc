@@ -9,22 +9,26 @@
 
 namespace hvd_sparse::cuda {
 
-char* MessageRoom::Fit(std::size_t bytes) {
-  if (memory_ == nullptr || memory_->size() < bytes) {
-    memory_.reset();
-    memory_ = std::make_unique<MessageBytes>(transport_, bytes + bytes / 2);
-  }
-  return static_cast<char*>(memory_->get());
+void MessageRoom::Fit(std::size_t on_device, std::size_t pinned, BlockHeader* header,
+                      CollectiveContext* ctx) {
+  const bool fits = memory_ != nullptr && memory_->size() >= on_device && staging_ != nullptr &&
+                    staging_->size() >= pinned;
+  if (fits) return;
+  memory_.reset();
+  staging_.reset();
+  memory_ = std::make_unique<MessageBytes>(transport_, on_device + on_device / 2);
+  staging_ = std::make_unique<PinnedBytes>(pinned + pinned / 2);
+  ctx->AgreeBeforehand(header, {}, 0, "memory for messages");
 }
 
-DeviceRound::DeviceRound(const std::string& name, int device, GpuTransport* transport,
+DeviceRound::DeviceRound(const std::string& name, Work* work, GpuTransport* transport,
                          CountedTransport* counted, CollectiveContext* ctx)
     : ctx_(*ctx),
       gpu_transport_(*transport),
       counted_(*counted),
       times_{Concat(name, ", over ", transport->Name()), SteadySeconds()},
       what_(Concat(ctx->what, ", ", times_.name)),
-      work_(device) {
+      work_(*work) {
   gpu_transport_.SetOperation(what_);
   counted_.Reset();
 }

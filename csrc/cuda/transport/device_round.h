@@ -19,32 +19,47 @@
 
 namespace hvd_sparse::cuda {
 
-/// Memory of the device for the messages of a network, whose rounds follow each other. It only
-/// grows.
+/// Memory for the messages of a network, whose rounds follow each other: on the device, and pinned
+/// memory of the CPU. It only grows.
+///
+/// Allocating waits for whatever runs on the device, which may be another library's kernel that
+/// waits for another rank. If that rank in turn waited for a message of this one, all would wait
+/// for ever. So memory grows on all ranks in the same call, and none goes on to its messages before
+/// all have it.
 class MessageRoom {
  public:
   /// `transport` must outlive this object.
   explicit MessageRoom(const DeviceTransport* transport) : transport_(*transport) {}
 
-  /// Returns at least `bytes` bytes on the current device, undefined, valid until the next call. No
-  /// work may use the memory of the call before. Growing waits for the device: so all ranks pass
-  /// the same number, and none has messages in flight.
-  char* Fit(std::size_t bytes);
+  /// Divides the memory: `on_device(Divider*)` and `pinned(Divider*)` take their pieces, which are
+  /// undefined, and valid until the next call. No work may use the memory of the call before.
+  ///
+  /// Collective: the pieces are as long on all ranks, which have agreed on `header`.
+  template <typename OnDevice, typename Pinned>
+  void Divide(BlockHeader* header, CollectiveContext* ctx, OnDevice on_device, Pinned pinned) {
+    Fit(SizeOfAll(on_device), SizeOfAll(pinned), header, ctx);
+    Divider device_divider(memory_->get()), pinned_divider(staging_->get());
+    on_device(&device_divider);
+    pinned(&pinned_divider);
+  }
 
  private:
+  void Fit(std::size_t on_device, std::size_t pinned, BlockHeader* header, CollectiveContext* ctx);
+
   const DeviceTransport& transport_;
   std::unique_ptr<MessageBytes> memory_;
+  std::unique_ptr<PinnedBytes> staging_;
 };
 
-/// A round: work on this thread's stream, which ends when the CPU has waited for it.
+/// A round: work on a thread's stream, which ends when the CPU has waited for it. It allocates
+/// nothing.
 class DeviceRound {
  public:
-  /// `name` is that of the round in statistics and errors. `counted` counts the messages over
-  /// `transport`; all must outlive this object.
-  DeviceRound(const std::string& name, int device, GpuTransport* transport,
+  /// `name` is that of the round in statistics and errors; `work` has nothing in flight. `counted`
+  /// counts the messages over `transport`; all must outlive this object.
+  DeviceRound(const std::string& name, Work* work, GpuTransport* transport,
               CountedTransport* counted, CollectiveContext* ctx);
 
-  Work& work() { return work_; }
   cudaStream_t stream() { return work_.stream(); }
   const std::string& what() const { return what_; }
 
@@ -62,7 +77,7 @@ class DeviceRound {
   CountedTransport& counted_;
   RoundTimes times_;
   const std::string what_;
-  Work work_;
+  Work& work_;
 };
 
 // ---- Entries as messages that are as long as they are many: indices, then values ----------------

@@ -46,20 +46,24 @@ class Counts {
 
 /// Sends the entries to[r] of a block to every rank r, and returns what came from each, in scratch
 /// memory.
-std::vector<SparseBlock>& DeviceShardTopK::Swap(const SparseBlock& block,
-                                                const std::vector<Range>& to,
+std::vector<SparseBlock>& DeviceShardTopK::Swap(SparseBlock* block, const std::vector<Range>& to,
                                                 const std::vector<std::int64_t>& by_sender,
-                                                const std::string& name, CollectiveContext* ctx) {
+                                                const std::string& name, Work* work,
+                                                CollectiveContext* ctx) {
   const int rank = ctx->comm.Rank(), size = ctx->comm.Size();
   const auto at = [](int number) { return static_cast<std::size_t>(number); };
   const Counts counts(by_sender, size);
-  DeviceRound round(name, device_, &gpu_transport_, &counted_, ctx);
-  Work& work = round.work();
-  char* const memory = room_.Fit(static_cast<std::size_t>(kEntryBytes * counts.Most()));
   const std::int64_t sent = kEntryBytes * counts.Sent(rank);
   const std::int64_t received = kEntryBytes * counts.Received(rank);
-  auto* const up = work.Staged<char>(sent);
-  auto* const down = work.Staged<char>(received);
+  // On the device and in pinned memory: what is sent, then what is received.
+  char *memory = nullptr, *up = nullptr;
+  const auto dividing = [most = kEntryBytes * counts.Most()](char** piece) {
+    return [most, piece](Divider* divider) { *piece = divider->Take<char>(most); };
+  };
+  room_.Divide(&block->header(), ctx, dividing(&memory), dividing(&up));
+  char* const down = up + sent;
+
+  DeviceRound round(name, work, &gpu_transport_, &counted_, ctx);
   std::vector<DeviceOut> out;
   std::vector<DeviceIn> in;
   char *part = up, *end = up, *into = memory + sent;
@@ -69,23 +73,23 @@ std::vector<SparseBlock>& DeviceShardTopK::Swap(const SparseBlock& block,
     const Range before = other == 0 ? Range{-1, -1} : to[at(other - 1)];
     if (range.begin != before.begin || range.end != before.end) {  // else it is sent to both
       part = end;
-      end = PutEntries(block, range, part);
+      end = PutEntries(*block, range, part);
     }
     if (other == rank) own = part;
     out.push_back({other, memory + (part - up), kEntryBytes * counts.Of(rank, other)});
     in.push_back({other, into, kEntryBytes * counts.Of(other, rank)});
     into += in.back().bytes;
   }
-  work.Upload(up, end - up, memory);
+  work->Upload(up, end - up, memory);
   round.MoveAmongAll(out, in);
-  work.Fetch(memory + sent, received, down);
+  work->Fetch(memory + sent, received, down);
   round.End();
 
   std::vector<SparseBlock>& arrived = ctx->scratch.blocks;
   arrived.resize(std::max(arrived.size(), at(size)));
   const char* message = down;
   for (int other = 0; other < size; ++other) {
-    TakeEntries(other == rank ? own : message, counts.Of(other, rank), block.header(), other, *ctx,
+    TakeEntries(other == rank ? own : message, counts.Of(other, rank), block->header(), other, *ctx,
                 &arrived[at(other)]);
     message += in[at(other)].bytes;
   }
@@ -93,6 +97,7 @@ std::vector<SparseBlock>& DeviceShardTopK::Swap(const SparseBlock& block,
 }
 
 void DeviceShardTopK::Run(SparseBlock* block, CollectiveContext& ctx) {
+  Work work(device_);
   const int size = ctx.comm.Size();
   const std::int64_t room = LongestShard(ctx.numel, size);
   std::vector<Range> parts;
@@ -102,14 +107,14 @@ void DeviceShardTopK::Run(SparseBlock* block, CollectiveContext& ctx) {
     counts.push_back(parts.back().size());
   }
   const auto by_sender = ctx.AgreeBeforehand(&block->header(), counts, room, "shard_topk, headers");
-  ctx.take_sums(&Swap(*block, parts, by_sender, "shard_topk, to the owners", &ctx), block);
+  ctx.take_sums(&Swap(block, parts, by_sender, "shard_topk, to the owners", &work, &ctx), block);
 
   const auto taken =
       ctx.AgreeBeforehand(&block->header(), {block->count()}, room, "shard_topk, headers of sums");
   std::vector<std::int64_t> to_all;
   for (const std::int64_t count : taken) to_all.insert(to_all.end(), taken.size(), count);
   const std::vector<Range> whole(taken.size(), {0, block->count()});
-  JoinShards(Swap(*block, whole, to_all, "shard_topk, gather", &ctx), block, ctx);
+  JoinShards(Swap(block, whole, to_all, "shard_topk, gather", &work, &ctx), block, ctx);
   MarkSurvived(block);
 }
 

@@ -27,9 +27,9 @@ class DeviceShardTopK final : public DeviceReduce {
   void Run(SparseBlock* block, CollectiveContext& ctx) override;
 
  private:
-  std::vector<SparseBlock>& Swap(const SparseBlock& block, const std::vector<Range>& to,
+  std::vector<SparseBlock>& Swap(SparseBlock* block, const std::vector<Range>& to,
                                  const std::vector<std::int64_t>& counts, const std::string& name,
-                                 CollectiveContext* ctx);
+                                 Work* work, CollectiveContext* ctx);
 
   const int device_;
   GpuTransport& gpu_transport_;
