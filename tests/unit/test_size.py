@@ -19,7 +19,7 @@ MOST = {
     "csrc/bindings": 1661,
     "csrc/collectives": 2043,
     "csrc/comm": 2999,
-    "csrc/cuda": 4300,
+    "csrc/cuda": 4321,
     "csrc/devices": 140,
     "csrc/exchange": 3383,
     "csrc/kernels": 1719,

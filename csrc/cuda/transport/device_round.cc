@@ -29,7 +29,7 @@ DeviceRound::DeviceRound(const std::string& name, Work* work, GpuTransport* tran
       times_{Concat(name, ", over ", transport->Name()), SteadySeconds()},
       what_(Concat(ctx->what, ", ", times_.name)),
       work_(*work) {
-  gpu_transport_.SetOperation(what_);
+  gpu_transport_.Begin(what_);
   counted_.Reset();
 }
 

@@ -27,10 +27,27 @@ std::string GpuTransport::Described(Span<const DeviceOut> out, Span<const Device
   return Concat(operation_, ", between rank ", Rank(), " and ", peers.size(), " others");
 }
 
+void GpuTransport::Begin(const std::string& operation) {
+  const std::lock_guard lock(mutex_);
+  operation_ = operation;
+  begun_ = std::chrono::steady_clock::now();
+}
+
 void GpuTransport::Await(cudaStream_t stream, const std::string& what) {
   const OnDevice current(device_);
   mark_->Record(stream);
   WaitUntil([&] { return mark_->Passed(); }, what);
+  const std::lock_guard lock(mutex_);
+  begun_.reset();
+}
+
+void GpuTransport::CheckOperation() const {
+  const std::lock_guard lock(mutex_);
+  if (!begun_ || limits_.fail_seconds == 0) return;
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - *begun_;
+  if (taken.count() < limits_.fail_seconds + 1) return;
+  Throw(ErrorKind::kTimeout, "rank ", Rank(), " ", limits_.TimeoutMessage("CUDA"), " in ",
+        operation_, ": its calls wait for kernels on the device");
 }
 
 void GpuTransport::WaitUntil(const std::function<bool()>& done, const std::string& what) {

@@ -5,11 +5,13 @@
 
 #include <cuda_runtime_api.h>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
-#include <utility>
 
 #include "csrc/base/error.h"
 #include "csrc/comm/communicator.h"
@@ -34,11 +36,12 @@ class GpuTransport : public DeviceTransport {
   /// A stream of this transport's own, for messages that are timed.
   cudaStream_t stream() const { return stream_->get(); }
 
-  /// Sets the operation that later messages belong to, as warnings and errors name it.
-  void SetOperation(std::string what) { operation_ = std::move(what); }
+  /// Begins the operation that later messages belong to, as warnings and errors name it.
+  void Begin(const std::string& operation);
 
-  /// Waits on the CPU until a stream has done all its work. Throws the error that ended the
-  /// exchange, or Timeout after HVD_SPARSE_TIMEOUT_SECONDS; `what` names the operation that waits.
+  /// Waits on the CPU until a stream has done all its work, which ends the operation. Throws the
+  /// error that ended the exchange, or Timeout after HVD_SPARSE_TIMEOUT_SECONDS; `what` names the
+  /// operation that waits.
   void Await(cudaStream_t stream, const std::string& what);
 
   /// Throws the error that ended the exchange, if any.
@@ -55,6 +58,12 @@ class GpuTransport : public DeviceTransport {
   /// catches the error may wait for the device first.
   virtual void OnWaitFailed(const Error& error) { comm_.Fail(error.kind(), error.what()); }
 
+  /// Throws Timeout if the operation is over its limit by a second, in which Await would have
+  /// thrown it. Then the thread of the operation hangs in a call of CUDA's: as long as CUDA loads a
+  /// kernel of any library, which waits for the device, other threads' calls wait too. This makes
+  /// none; callable from any thread.
+  void CheckOperation() const;
+
   /// Returns what messages belong to, for warnings and errors. Throws InvalidArgument unless each
   /// goes to or comes from another rank, and has bytes.
   std::string Described(Span<const DeviceOut> out, Span<const DeviceIn> in) const;
@@ -70,7 +79,9 @@ class GpuTransport : public DeviceTransport {
   Communicator& comm_;
   const int device_;
   const WaitLimits limits_;
+  mutable std::mutex mutex_;  // guards the following
   std::string operation_ = "messages";
+  std::optional<std::chrono::steady_clock::time_point> begun_;  // none: no operation is under way
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<Event> mark_;
 };

@@ -170,10 +170,11 @@ void NcclTransport::End(const Error& error, bool tell) {
     const std::lock_guard lock(mutex_);
     if (ended_) return;
     ended_ = error;
-    if (nccl_ != nullptr) (void)library_.calls().CommAbort(nccl_);
-    nccl_ = nullptr;
   }
-  if (tell) comm().Fail(error.kind(), error.what());
+  if (tell) comm().Fail(error.kind(), error.what());  // first: aborting may wait for CUDA
+  const std::lock_guard lock(mutex_);
+  if (nccl_ != nullptr) (void)library_.calls().CommAbort(nccl_);
+  nccl_ = nullptr;
 }
 
 void NcclTransport::Watch() {
@@ -187,8 +188,9 @@ void NcclTransport::Watch() {
     lock.unlock();
     try {
       Check();
-    } catch (const Error&) {
-      return;  // kept in ended_ for the threads that wait
+      CheckOperation();
+    } catch (const Error& error) {
+      return End(error, true);  // kept in ended_ for the threads that wait
     }
     lock.lock();
   }

@@ -108,6 +108,7 @@ class TransportCollectives final : public GpuCollectives {
 
   std::vector<double> TimedSwaps(int peer, std::int64_t bytes, int repetitions) override {
     const OnDevice current(device_);
+    transport_->Begin("swaps between devices");
     return cuda::TimedSwaps(transport_.get(), peer, bytes, repetitions, transport_->stream(),
                             Await());
   }

@@ -93,7 +93,7 @@ TEST_F(CudaMpiTransport, AMessageOfAnotherLengthIsFoundOut) {
       return comm.Transfer(out, {}, "a test");
     }
     DeviceArray<std::uint8_t> memory(Bytes(64));
-    transport.SetOperation("bucket 'b'");
+    transport.Begin("bucket 'b'");
     const Error error = Thrown([&] { transport.Exchange(1, nullptr, memory.data(), 64, stream); });
     EXPECT_EQ(error.kind(), ErrorKind::kExchangeFailed);
     EXPECT_TRUE(Says(error,
@@ -109,7 +109,7 @@ TEST_F(CudaMpiTransport, APeerThatNeverComesIsGivenUpAtTheLimitAndTheMemoryIsHel
       [](MpiTransport& transport, Communicator&, cudaStream_t stream) {
         if (transport.Rank() == 1) return;
         DeviceArray<std::uint8_t> sent(Bytes(64)), received(Bytes(64));
-        transport.SetOperation("bucket 'b'");
+        transport.Begin("bucket 'b'");
         const Error error =
             Thrown([&] { transport.Exchange(1, sent.data(), received.data(), 64, stream); });
         EXPECT_EQ(error.kind(), ErrorKind::kTimeout);

@@ -88,6 +88,29 @@ TEST_P(NcclFailureOnTheDevice, IsFreedThoughNobodyWaitsForIt) {
   });
 }
 
+/// As CUDA's calls do while it loads a kernel, which waits for the device.
+bool HangUntilIdle() {
+  while (!FakeNcclIsIdle()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return true;
+}
+
+TEST_P(NcclFailureOnTheDevice, IsEndedAtTheLimitThoughCudaAnswersNoCall) {
+  emulation::device_is_idle = &HangUntilIdle;
+  OnRanks(2, [](Communicator& comm) {
+    WaitLimits limits;
+    limits.fail_seconds = 0.2;
+    const auto transport = Connect(&comm, limits);
+    WaitForOthers(comm, 0);
+    transport->Begin("bucket 'b', gtopk");
+    const Error error = comm.Rank() == 0 ? Swap(transport.get(), 1) : Thrown([&] {
+      for (;; std::this_thread::yield()) transport->Check();
+    });
+    EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
+    EXPECT_TRUE(Says(error, "gave up waiting for CUDA after 0.2 s")) << error.what();
+    EXPECT_TRUE(Says(error, "in bucket 'b', gtopk: its calls wait")) << error.what();
+  });
+}
+
 TEST_P(NcclFailure, WhatNcclMeetsEndsTheExchangeOnAllRanks) {
   OnRanks(3, [](Communicator& comm) {
     const auto transport = Connect(&comm);
