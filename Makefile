@@ -187,7 +187,7 @@ aarch64: $(ENV_STAMP) ## compiles the core for aarch64
 
 # CUDA, in a build of its own. `cuda` compiles what is for GPUs, for all of them, and takes nvcc but no
 # GPU; the others take both, and without a GPU their tests are skipped. NCCL is that of torch, if any;
-# where it can, it lets the ranks of a test share a GPU.
+# where it can, it lets the ranks of a test share a GPU. Tests that do not ask for it go by the CPUs.
 CUDA_OPTIONS := -DHVD_SPARSE_WITH_CUDA=1
 CUDA_FOLDER := build/cuda
 CUDA_PROGRAMS := cuda_tests without_nccl_tests
@@ -195,6 +195,7 @@ CUDA_TARGETS := cudaprograms cudatest cudasan gputest
 $(CUDA_TARGETS): export HVD_SPARSE_NCCL_LIBRARY ?= \
   $(shell $(PY) -c "import runpy; print(*runpy.run_path('hvd_sparse/ranks/nccl.py')['package_libraries']()[:1])")
 $(CUDA_TARGETS): export NCCL_MULTI_RANK_GPU_ENABLE ?= 1
+$(CUDA_TARGETS): export HVD_SPARSE_NCCL ?= 0
 .PHONY: cuda $(CUDA_TARGETS)
 cuda: $(ENV_STAMP) ## compiles csrc/cuda/ for all GPUs that nvcc knows
 	@cmake -S . -B $(CUDA_FOLDER) -G Ninja --log-level=WARNING -DHVD_SPARSE_BUILD_PYTHON=OFF $(CUDA_OPTIONS)

@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-
-#include "csrc/base/error.h"
+#include <utility>
 
 namespace hvd_sparse {
 namespace {
@@ -16,6 +15,7 @@ constexpr int kNone = -1;
 /// A Statement in the form of a message between equal machines.
 struct StatementMessage {
   Wish wish;
+  bool waited;
   char error[400], problem[kText], description[400];
 };
 
@@ -44,6 +44,7 @@ std::string TextOf(const char (&text)[size]) {
 StatementMessage MessageOf(const Statement& statement) {
   StatementMessage message = {};
   message.wish = statement.wish;
+  message.waited = statement.waited;
   Put(statement.error, message.error);
   Put(statement.problem, message.problem);
   Put(statement.description, message.description);
@@ -51,16 +52,17 @@ StatementMessage MessageOf(const Statement& statement) {
 }
 
 Statement Read(const StatementMessage& message) {
-  return {message.wish, TextOf(message.error), TextOf(message.problem),
+  return {message.wish, TextOf(message.error), TextOf(message.problem), message.waited,
           TextOf(message.description)};
 }
 
-Wish WishFrom(const std::string& variable) {
-  const char* value = std::getenv(variable.c_str());
+Wish WishFor(const GpuTransportOption& option) {
+  const char* value = std::getenv(option.variable.c_str());
   const std::string text = value == nullptr ? "" : value;
-  if (text.empty() || text == "0") return Wish::kNever;
-  Require(text == "auto" || text == "1", variable, " must be 0, auto, 1 or unset, got '", text,
-          "'");
+  if (text.empty()) return option.is_default ? Wish::kByDefault : Wish::kNever;
+  if (text == "0") return Wish::kNever;
+  Require(text == "auto" || text == "1", option.variable, " must be 0, auto, 1 or unset, got '",
+          text, "'");
   return text == "1" ? Wish::kAlways : Wish::kIfPossible;
 }
 
@@ -77,11 +79,15 @@ void Receive(Communicator* comm, Span<Incoming> in) {
 
 /// Returns why ranks with these statements do not use the option; empty if they can.
 std::string WhyNot(const GpuTransportOption& option, const std::vector<Statement>& ranks) {
-  std::vector<std::string> descriptions;
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    if (!ranks[rank].problem.empty()) return Concat("rank ", rank, ": ", ranks[rank].problem);
-    descriptions.push_back(ranks[rank].description);
+  for (const bool waited : {false, true}) {  // who waited knows less
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+      const Statement& one = ranks[rank];
+      if (!one.problem.empty() && one.waited == waited)
+        return Concat("rank ", rank, ": ", one.problem);
+    }
   }
+  std::vector<std::string> descriptions;
+  for (const Statement& one : ranks) descriptions.push_back(one.description);
   return option.why_not(descriptions);
 }
 
@@ -126,8 +132,9 @@ Decision Decide(const GpuTransportOptions& table, const std::vector<std::vector<
     if (!is_wanted) continue;
     const std::string reason = Concat(option.name, " is not used: ", problem);
     why += Concat(why.empty() ? "" : "; ", reason);
-    if (some_wish(Wish::kNever)) continue;  // needs no warning
-    unmet += Concat(unmet.empty() ? "" : "; ", reason, " (", option.variable, "=auto)");
+    if (some_wish(Wish::kNever) || some_wish(Wish::kByDefault)) continue;  // needs no warning
+    unmet += Concat(unmet.empty() ? "" : "; ", reason, " (with ", option.variable,
+                    "=0 no rank tries it)");
   }
   Put(unmet, decision.text);
   Put(why, decision.why);
@@ -175,13 +182,14 @@ Statement StatementOf(const GpuTransportOption& option, const std::string& memor
                       int device) {
   Statement statement;
   try {
-    statement.wish = WishFrom(option.variable);
+    statement.wish = WishFor(option);
   } catch (const Error& error) {
     statement.error = error.what();
     return statement;
   }
   if (statement.wish == Wish::kNever) {
-    statement.problem = Concat(option.variable, " is neither auto nor 1");
+    statement.problem =
+        Concat(option.variable, option.is_default ? " is 0" : " is neither auto nor 1");
     return statement;
   }
   try {
@@ -209,6 +217,23 @@ DeviceAgreement AgreeOnGpuTransport(Communicator* comm, const GpuTransportOption
   agreement.why = TextOf(decision.why);
   agreement.invitation = decision.invitation;
   return agreement;
+}
+
+DeviceAgreement AgreeOnTrial(Communicator* comm, DeviceAgreement agreed, Statement own,
+                             const std::optional<Error>& problem) {
+  const GpuTransportOption& option = *agreed.option;
+  const GpuTransportOption tried{option.name, option.variable, option.is_default, nullptr};
+  if (problem) {
+    own.problem = problem->what();
+    own.waited = problem->kind() == ErrorKind::kTimeout;
+  }
+  own.wish = std::max(own.wish, Wish::kIfPossible);  // so that a failed trial gives a warning
+  const DeviceAgreement outcome = AgreeOnGpuTransport(comm, {&tried}, {own});
+  if (outcome.option != nullptr) return agreed;
+  agreed.option = nullptr;
+  agreed.why += Concat(agreed.why.empty() ? "" : "; ", outcome.why);
+  agreed.unmet += Concat(agreed.unmet.empty() ? "" : "; ", outcome.unmet);
+  return agreed;
 }
 
 }  // namespace hvd_sparse

@@ -6,9 +6,11 @@
 
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "csrc/base/error.h"
 #include "csrc/collectives/gpu_transport_option.h"
 #include "csrc/comm/communicator.h"
 
@@ -19,8 +21,9 @@ using GpuTransportOptions = std::vector<const GpuTransportOption*>;
 
 /// A user's choice, made by the environment variable of an option.
 enum class Wish {
-  kNever,       ///< unset, or 0
-  kIfPossible,  ///< auto
+  kNever,       ///< 0, or unset for an option that is not used by default
+  kByDefault,   ///< unset: where the ranks can use it
+  kIfPossible,  ///< auto: likewise, with a warning where they cannot
   kAlways,      ///< 1: an exchange whose ranks cannot use the option is refused
 };
 
@@ -29,6 +32,7 @@ struct Statement {
   Wish wish = Wish::kNever;
   std::string error;        ///< why the variable's value is invalid; empty if it is valid
   std::string problem;      ///< why this rank does not use the option; empty if it can
+  bool waited = false;      ///< the problem is that another rank did not come, which may know why
   std::string description;  ///< see GpuTransportOption::describe
 };
 
@@ -46,7 +50,7 @@ struct DeviceAgreement {
   /// The first option that all ranks want and can use; null: none.
   const GpuTransportOption* option = nullptr;
 
-  /// Preferred options that all ranks want and cannot use, and why; may be empty.
+  /// Options that users asked for and do not get, and why; may be empty.
   std::string unmet;
 
   /// All preferred options, and why they are not used; may be empty.
@@ -62,5 +66,13 @@ struct DeviceAgreement {
 /// Unavailable if one of them insists on an option that cannot be used.
 DeviceAgreement AgreeOnGpuTransport(Communicator* comm, const GpuTransportOptions& table,
                                     const std::vector<Statement>& own);
+
+/// Returns `agreed` if its option has passed its trial on all ranks of `comm`; otherwise without
+/// the option, and with the reason. `own` is this rank's statement about the option, `problem` the
+/// error of its trial, if any. Collective.
+///
+/// Throws, on all ranks alike, Unavailable if one met an error and one insists on the option.
+DeviceAgreement AgreeOnTrial(Communicator* comm, DeviceAgreement agreed, Statement own,
+                             const std::optional<Error>& problem);
 
 }  // namespace hvd_sparse

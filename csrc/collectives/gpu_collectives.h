@@ -31,6 +31,9 @@ class GpuCollectives {
  public:
   virtual ~GpuCollectives() = default;
 
+  /// From now on, an error of the network ends the exchange. Call it when all ranks have connected.
+  virtual void EndTrial() = 0;
+
   /// Returns the collective of that name, which has device rounds, for one bucket; the network must
   /// outlive it.
   virtual std::unique_ptr<DeviceReduce> Reduce(const std::string& collective) = 0;

@@ -21,14 +21,16 @@ using Invitation = std::array<char, 128>;
 struct GpuTransportOption {
   std::string name;      ///< as users read it
   std::string variable;  ///< the environment variable by which users ask for it: 0, auto or 1
+  bool is_default;       ///< true if it is used where that is unset, and therefore tried first
 
   /// Checks that this rank can use it, for memory of `device`; `memory_problem` is the result of
   /// DeviceMemoryProblem for the ranks' communicator. Returns the facts that rank 0 compares, at
   /// most 399 bytes of text. Throws an error that says why if the rank cannot use it.
   std::function<std::string(const std::string& memory_problem, int device)> describe;
 
-  /// Makes the network of all ranks. Collective; an error ends the exchange. The communicator must
-  /// outlive the network.
+  /// Makes the network of all ranks. Collective; the communicator must outlive the network. An
+  /// error ends the exchange; but an option that is tried first, which this does, throws it on this
+  /// rank alone, and then no rank may use the network.
   std::function<std::unique_ptr<GpuCollectives>(Communicator* comm, int device,
                                                 const Invitation& invitation)>
       connect = nullptr;

@@ -47,8 +47,7 @@ WaitLimits WaitLimits::FromEnvironment() {
 }
 
 std::string WaitLimits::TimeoutMessage(const std::string& what) const {
-  return Concat("gave up waiting for ", what, " after ", fail_seconds,
-                " s (HVD_SPARSE_TIMEOUT_SECONDS)");
+  return Concat("gave up waiting for ", what, " after ", fail_seconds, " s (", limit, ")");
 }
 
 Patience::Patience(const WaitLimits& limits, int rank, const std::string& what,

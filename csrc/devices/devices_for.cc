@@ -1,6 +1,8 @@
 #include "csrc/devices/devices_for.h"
 
+#include <algorithm>
 #include <memory>
+#include <optional>
 
 #include "csrc/base/error.h"
 #include "csrc/collectives/device_agreement.h"
@@ -50,7 +52,7 @@ GpuTransportOptions OptionsOfThisBuild() {
   return {&cuda::NcclOption(), &cuda::MpiOption()};
 #elif defined(HVD_SPARSE_WITH_CUDA)
   // A user who insists on NCCL gets an error that says how to build with it.
-  static const GpuTransportOption left_out{kNcclName, kNcclVariable,
+  static const GpuTransportOption left_out{kNcclName, kNcclVariable, /*is_default=*/true,
                                            [](const auto&, int) { return FindNccl().version; }};
   return {&left_out, &cuda::MpiOption()};
 #else
@@ -76,16 +78,41 @@ std::vector<GpuTransportFacts> AskGpuTransports(const std::string& memory_proble
   return facts;
 }
 
+namespace {
+
+/// Makes the network that the ranks have agreed on. If it has failed its trial on a rank, returns
+/// null, and `agreed` says why. `own` is this rank's statement about it.
+std::unique_ptr<GpuCollectives> Connect(Communicator* comm, Device device, const Statement& own,
+                                        DeviceAgreement* agreed) {
+  const GpuTransportOption& option = *agreed->option;
+  if (!option.is_default) return option.connect(comm, device.index, agreed->invitation);
+  std::unique_ptr<GpuCollectives> made;
+  std::optional<Error> problem;
+  try {
+    made = option.connect(comm, device.index, agreed->invitation);
+  } catch (const Error& error) {
+    problem = error;
+  }
+  *agreed = AgreeOnTrial(comm, *agreed, own, problem);
+  if (agreed->option == nullptr) return nullptr;
+  made->EndTrial();
+  return made;
+}
+
+}  // namespace
+
 DeviceConnection ConnectDevices(Communicator* comm, Device device) {
   const GpuTransportOptions table = OptionsOfThisBuild();
   std::vector<Statement> own;
   for (const GpuTransportOption* option : table) {
     own.push_back(StatementOf(*option, comm->DeviceMemoryProblem(), device.index));
   }
-  const DeviceAgreement agreed = AgreeOnGpuTransport(comm, table, own);
+  DeviceAgreement agreed = AgreeOnGpuTransport(comm, table, own);
   DeviceConnection connection;
   if (agreed.option != nullptr) {
-    connection.collectives = agreed.option->connect(comm, device.index, agreed.invitation);
+    const auto place = std::find(table.begin(), table.end(), agreed.option) - table.begin();
+    const Statement& stated = own[static_cast<std::size_t>(place)];
+    connection.collectives = Connect(comm, device, stated, &agreed);
   }
   const std::string way =
       agreed.option == nullptr ? "by way of the CPUs" : Concat("over ", agreed.option->name);

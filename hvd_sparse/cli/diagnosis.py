@@ -172,7 +172,7 @@ def gpu_route(facts: Facts) -> str:
         return f"nobody knows: {answer['error']}"
     for one in answer["means"]:
         if not one["problem"]:
-            return f"by {one['name']}, as {one['variable']} asks"
+            return f"over {one['name']}, if all ranks can; {one['variable']}=0: never"
     reasons = [f"{one['name']} is not used: {one['problem']}" for one in answer["means"]]
     return f"by way of the CPUs: {'; '.join(reasons)}"
 

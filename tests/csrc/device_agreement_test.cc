@@ -26,6 +26,7 @@ struct FakeOption {
 
   const GpuTransportOption option{name,
                                   kVariable,
+                                  /*is_default=*/false,
                                   [this](const std::string& memory_problem, int device) {
                                     if (!problem.empty()) Throw(ErrorKind::kUnavailable, problem);
                                     return Concat("device ", device, ", ", memory_problem);
@@ -54,7 +55,7 @@ class Agreement : public testing::Test {
 
   static Statements Able(int size) {
     return Statements(static_cast<std::size_t>(size),
-                      std::vector<Statement>(2, {Wish::kIfPossible, "", "", "even"}));
+                      std::vector<Statement>(2, {Wish::kIfPossible, "", "", false, "even"}));
   }
 
   /// The outcome on all ranks; the test fails if ranks differ.
@@ -107,7 +108,8 @@ TEST_F(Agreement, OneRankWithoutThemKeepsAllFromItAndTheNextOnesAreTaken) {
   EXPECT_EQ(outcome.agreed.option, &second_.option);
   EXPECT_EQ(outcome.agreed.invitation.front(), '2');
   EXPECT_EQ(outcome.agreed.unmet,
-            "the first is not used: rank 2: it cannot be loaded (HVD_SPARSE_TEST_OPTION=auto)");
+            "the first is not used: rank 2: it cannot be loaded (with HVD_SPARSE_TEST_OPTION=0 no "
+            "rank tries it)");
 }
 
 TEST_F(Agreement, WhereNothingCanBeUsedAllReasonsAreTold) {
@@ -117,8 +119,9 @@ TEST_F(Agreement, WhereNothingCanBeUsedAllReasonsAreTold) {
   const Outcome outcome = AgreeOnAll(statements);
   EXPECT_EQ(outcome.agreed.option, nullptr);
   EXPECT_EQ(outcome.agreed.unmet,
-            "the first is not used: rank 1 is odd (HVD_SPARSE_TEST_OPTION=auto); the second is not "
-            "used: rank 1: it has none (HVD_SPARSE_TEST_OPTION=auto)");
+            "the first is not used: rank 1 is odd (with HVD_SPARSE_TEST_OPTION=0 no rank tries "
+            "it); the second is not "
+            "used: rank 1: it has none (with HVD_SPARSE_TEST_OPTION=0 no rank tries it)");
 }
 
 TEST_F(Agreement, WhatIsLessPreferredIsMissedByNobody) {
@@ -160,7 +163,8 @@ TEST_F(Agreement, AnOptionThatRankZeroCannotInviteToIsNotUsed) {
   const Outcome outcome = AgreeOnAll(Able(2));
   EXPECT_EQ(outcome.agreed.option, &second_.option);
   EXPECT_EQ(outcome.agreed.unmet,
-            "the first is not used: rank 0: out of order (HVD_SPARSE_TEST_OPTION=auto)");
+            "the first is not used: rank 0: out of order (with HVD_SPARSE_TEST_OPTION=0 no rank "
+            "tries it)");
 }
 
 TEST_F(Agreement, AReasonOfAnyLengthTravels) {

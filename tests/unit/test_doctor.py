@@ -261,8 +261,9 @@ def with_gpus(*means):
     [
         (with_gpus(told("one", "nobody asks"), told("two", "it is too old")),
          "by way of the CPUs: one is not used: nobody asks; two is not used: it is too old"),
-        (with_gpus(told("one"), told("two")), "by one, as ONE asks"),
-        (with_gpus(told("one", "nobody asks"), told("two")), "by two, as TWO asks"),
+        (with_gpus(told("one"), told("two")), "over one, if all ranks can; ONE=0: never"),
+        (with_gpus(told("one", "nobody asks"), told("two")),
+         "over two, if all ranks can; TWO=0: never"),
         (with_gpus() | {"between_gpus": {"error": "exit status 3"}}, "nobody knows: exit status 3"),
     ],
 )  # fmt: skip

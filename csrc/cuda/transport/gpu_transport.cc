@@ -4,8 +4,8 @@
 
 namespace hvd_sparse::cuda {
 
-GpuTransport::GpuTransport(Communicator* comm, int device, const WaitLimits& limits)
-    : comm_(*comm), device_(device), limits_(limits) {
+GpuTransport::GpuTransport(Communicator* comm, int device, const WaitLimits& limits, bool on_trial)
+    : comm_(*comm), device_(device), limits_(limits), on_trial_(on_trial) {
   const OnDevice current(device_);
   stream_ = std::make_unique<Stream>();
   mark_ = std::make_unique<Event>();
@@ -41,17 +41,28 @@ void GpuTransport::Await(cudaStream_t stream, const std::string& what) {
   begun_.reset();
 }
 
+void GpuTransport::Tell(const Error& error) {
+  if (!on_trial_) comm_.Fail(error.kind(), error.what());
+}
+
+WaitLimits GpuTransport::Limits() const {
+  const bool is_shorter = limits_.fail_seconds > 0 && limits_.fail_seconds < kTrialSeconds;
+  if (!on_trial_ || is_shorter) return limits_;
+  return {limits_.warn_seconds, kTrialSeconds, "the limit for trying it"};
+}
+
 void GpuTransport::CheckOperation() const {
+  const WaitLimits limits = Limits();
   const std::lock_guard lock(mutex_);
-  if (!begun_ || limits_.fail_seconds == 0) return;
+  if (!begun_ || limits.fail_seconds == 0) return;
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - *begun_;
-  if (taken.count() < limits_.fail_seconds + 1) return;
-  Throw(ErrorKind::kTimeout, "rank ", Rank(), " ", limits_.TimeoutMessage("CUDA"), " in ",
+  if (taken.count() < limits.fail_seconds + 1) return;
+  Throw(ErrorKind::kTimeout, "rank ", Rank(), " ", limits.TimeoutMessage("CUDA"), " in ",
         operation_, ": its calls wait for kernels on the device");
 }
 
 void GpuTransport::WaitUntil(const std::function<bool()>& done, const std::string& what) {
-  Patience patience(limits_, Rank(), what, [this] { return AwaitedRanks(); });
+  Patience patience(Limits(), Rank(), what, [this] { return AwaitedRanks(); });
   const auto check = [&] {
     try {
       Check();

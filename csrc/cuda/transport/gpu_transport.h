@@ -1,10 +1,15 @@
 /// A transport as an exchange uses it: with a name, a stream of its own, and waits of the CPU that
 /// have limits and end with the exchange.
+///
+/// One may begin on trial: until EndTrial, an error is thrown by this rank's call alone, and does
+/// not end the exchange, so that the ranks can agree to do without the transport; and waits end
+/// after kTrialSeconds.
 
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -20,6 +25,9 @@
 #include "csrc/cuda/base/stream.h"
 
 namespace hvd_sparse::cuda {
+
+/// NCCL needs some time to connect a thousand ranks.
+constexpr double kTrialSeconds = 60;
 
 /// Work is enqueued from one thread at a time; Check may be called from any.
 class GpuTransport : public DeviceTransport {
@@ -47,16 +55,22 @@ class GpuTransport : public DeviceTransport {
   /// Throws the error that ended the exchange, if any.
   virtual void Check() { comm_.Check(); }
 
+  /// From now on, errors end the exchange.
+  void EndTrial() { on_trial_ = false; }
+
  protected:
   /// Connects the ranks of `comm`, which must outlive this object, for memory of `device`.
-  GpuTransport(Communicator* comm, int device, const WaitLimits& limits);
+  GpuTransport(Communicator* comm, int device, const WaitLimits& limits, bool on_trial = false);
 
   /// Names the ranks that a stream waits for, as they follow "rank" in warnings and errors.
   virtual std::string AwaitedRanks() const = 0;
 
   /// Called when `error` has ended a wait, before the wait throws it: tells all ranks, since who
   /// catches the error may wait for the device first.
-  virtual void OnWaitFailed(const Error& error) { comm_.Fail(error.kind(), error.what()); }
+  virtual void OnWaitFailed(const Error& error) { Tell(error); }
+
+  /// Ends the exchange on all ranks, unless the transport is on trial.
+  void Tell(const Error& error);
 
   /// Throws Timeout if the operation is over its limit by a second, in which Await would have
   /// thrown it. Then the thread of the operation hangs in a call of CUDA's: as long as CUDA loads a
@@ -76,9 +90,12 @@ class GpuTransport : public DeviceTransport {
   int device() const { return device_; }
 
  private:
+  WaitLimits Limits() const;
+
   Communicator& comm_;
   const int device_;
   const WaitLimits limits_;
+  std::atomic<bool> on_trial_;
   mutable std::mutex mutex_;  // guards the following
   std::string operation_ = "messages";
   std::optional<std::chrono::steady_clock::time_point> begun_;  // none: no operation is under way

@@ -39,7 +39,7 @@ std::string MpiTransport::AwaitedRanks() const { return Concat(Rank(), "'s own d
 
 const GpuTransportOption& MpiOption() {
   static const GpuTransportOption option{
-      "CUDA-aware MPI", "HVD_SPARSE_CUDA_AWARE_MPI",
+      "CUDA-aware MPI", "HVD_SPARSE_CUDA_AWARE_MPI", /*is_default=*/false,
       [](const std::string& memory_problem, int) {
         if (!memory_problem.empty()) throw Error(ErrorKind::kUnavailable, memory_problem);
         return "";

@@ -42,13 +42,17 @@ struct UniqueId {
   char bytes[128];
 };
 
-/// Options of a new communicator as of version 2.14; later versions append more. `version` tells
-/// NCCL that those are missing and get its defaults.
+/// Options of a new communicator as of version 2.17. An older NCCL reads the first ones, and a
+/// later one, which has more, gives those that `version` lacks its defaults. INT_MIN is a default.
 struct Config {
   std::size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef;
-  unsigned version = kLeastVersion;
+  unsigned version = VersionCode(2, 17, 0);
   int blocking = INT_MIN;
+  int cga_cluster_size = INT_MIN;
+  int least_ctas = INT_MIN;
+  int most_ctas = INT_MIN;
+  const char* net_name = nullptr;
 };
 
 using Comm = struct OpaqueComm*;

@@ -8,12 +8,14 @@
 #include <iterator>
 #include <memory>
 #include <sstream>
+#include <utility>
 
 #include "csrc/base/error.h"
 #include "csrc/comm/patience.h"
 #include "csrc/cuda/base/check.h"
 #include "csrc/cuda/transport/nccl_transport.h"
 #include "csrc/cuda/transport/transport_collectives.h"
+#include "csrc/cuda/transport/trial.h"
 
 namespace hvd_sparse {
 
@@ -57,6 +59,12 @@ Description Description::Of(const std::string& text) {
 
 Description Describe(int device) {
   const char* sharing = std::getenv(kSharing);
+  const char* launches = std::getenv("CUDA_LAUNCH_BLOCKING");
+  if (launches != nullptr && std::strcmp(launches, "1") == 0) {
+    Throw(ErrorKind::kUnavailable,
+          "with CUDA_LAUNCH_BLOCKING=1 the CPU waits for each kernel, and NCCL's wait for other "
+          "ranks");
+  }
   Description description;
   description.device = NameOf(device);
   description.version = Library::Get().version();
@@ -115,11 +123,17 @@ const GpuTransportOption& NcclOption() {
   static const GpuTransportOption option{
       kNcclName,
       kNcclVariable,
+      /*is_default=*/true,
       [](const std::string&, int device) { return nccl::Describe(device).Text(); },
       [](Communicator* comm, int device, const Invitation& invitation) {
-        return MakeGpuCollectives(
-            device, std::make_unique<NcclTransport>(nccl::Library::Get(), nccl::IdIn(invitation),
-                                                    comm, device, WaitLimits::FromEnvironment()));
+        LoadMerges(device);
+        const OnDevice current(device);
+        Trial trial(comm->Size());
+        auto transport =
+            std::make_unique<NcclTransport>(nccl::Library::Get(), nccl::IdIn(invitation), comm,
+                                            device, WaitLimits::FromEnvironment());
+        trial.Run(transport.get());
+        return MakeGpuCollectives(device, std::move(transport));
       },
       [](const std::vector<std::string>& ranks) {
         std::vector<nccl::Description> descriptions;

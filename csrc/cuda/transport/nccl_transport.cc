@@ -18,20 +18,25 @@ using std::chrono::steady_clock;
 constexpr milliseconds kBetweenLooks{50};
 constexpr milliseconds kFinalizeTimeout{2000};
 
+/// Blocks of threads of NCCL's kernels, which must fit on the device beside those of the
+/// framework's communicators. NCCL's own limit is 32 or more.
+constexpr int kMostCtas = 8;
+
 }  // namespace
 
 NcclTransport::NcclTransport(const nccl::Library& library, const nccl::UniqueId& id,
                              Communicator* comm, int device, const WaitLimits& limits)
-    : GpuTransport(comm, device, limits),
+    : GpuTransport(comm, device, limits, /*on_trial=*/true),
       library_(library),
       connected_(static_cast<std::size_t>(comm->Size())) {
   const OnDevice current(device);
-  const std::string what = "making NCCL's communicator (with HVD_SPARSE_NCCL=0 it is not needed)";
+  const std::string what = "making NCCL's communicator";
   try {
     {
       const std::lock_guard lock(mutex_);
       nccl::Config config;
       config.blocking = 0;
+      config.most_ctas = kMostCtas;
       MustSucceed(library_.calls().CommInitRankConfig(&nccl_, Size(), id, Rank(), &config),
                   "ncclCommInitRankConfig", what);
     }
@@ -171,7 +176,7 @@ void NcclTransport::End(const Error& error, bool tell) {
     if (ended_) return;
     ended_ = error;
   }
-  if (tell) comm().Fail(error.kind(), error.what());  // first: aborting may wait for CUDA
+  if (tell) Tell(error);  // first: aborting may wait for CUDA
   const std::lock_guard lock(mutex_);
   if (nccl_ != nullptr) (void)library_.calls().CommAbort(nccl_);
   nccl_ = nullptr;

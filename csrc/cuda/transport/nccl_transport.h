@@ -47,7 +47,7 @@ class NcclTransport final : public GpuTransport {
   /// Connects the ranks of `comm`, which have agreed on `id`; a collective call. `comm` must
   /// outlive this object.
   ///
-  /// Throws the error that ended the exchange; an error of NCCL ends the exchange on all ranks.
+  /// Throws the error that ended the exchange, and NCCL's. The transport is on trial.
   NcclTransport(const nccl::Library& library, const nccl::UniqueId& id, Communicator* comm,
                 int device, const WaitLimits& limits);
 

@@ -12,6 +12,7 @@
 #include "csrc/base/process.h"
 #include "csrc/comm/loopback_communicator.h"
 #include "csrc/comm/patience.h"
+#include "csrc/cuda/base/check.h"
 #include "csrc/cuda/base/device_transport.h"
 #include "csrc/cuda/base/stream.h"
 #include "csrc/cuda/kernels/launches.h"
@@ -95,6 +96,8 @@ class TransportCollectives final : public GpuCollectives {
   TransportCollectives(int device, std::unique_ptr<GpuTransport> transport)
       : device_(device), transport_(std::move(transport)), room_(transport_.get()) {}
 
+  void EndTrial() override { transport_->EndTrial(); }
+
   std::unique_ptr<DeviceReduce> Reduce(const std::string& collective) override {
     if (collective == "allgather") {
       return std::make_unique<DeviceAllgather>(device_, transport_.get(), &room_);
@@ -171,6 +174,12 @@ std::vector<double> TimedCopies(int device, std::int64_t entries, int repetition
     if (i > 0) seconds.push_back(SteadySeconds() - begin);  // the first one allocates
   }
   return seconds;
+}
+
+void LoadMerges(int device) {
+  TimedMerges(device, 1, 0, [](cudaStream_t stream, const std::string& what) {
+    Check(cudaStreamSynchronize(stream), what.c_str());
+  });
 }
 
 std::unique_ptr<GpuCollectives> MakeGpuCollectives(int device,

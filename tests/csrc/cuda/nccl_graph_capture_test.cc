@@ -20,7 +20,7 @@ class CudaNcclGraphCapture : public CudaTest {
     CudaTest::SetUp();
     ::setenv("HVD_SPARSE_NCCL", "auto", 1);
   }
-  void TearDown() override { ::unsetenv("HVD_SPARSE_NCCL"); }
+  void TearDown() override { ::setenv("HVD_SPARSE_NCCL", "0", 1); }
 };
 
 /// Runs one rank per device.

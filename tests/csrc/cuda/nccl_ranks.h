@@ -35,9 +35,10 @@ struct NcclConnection {
 inline NcclConnection ConnectNccl(Communicator* comm, int device, const WaitLimits& limits) {
   const DeviceAgreement agreed = AgreeOnNccl(comm, device);
   if (agreed.option == nullptr) return {nullptr, agreed.unmet};
-  return {std::make_unique<cuda::NcclTransport>(nccl::Library::Get(), nccl::IdIn(agreed.invitation),
-                                                comm, device, limits),
-          ""};
+  auto transport = std::make_unique<cuda::NcclTransport>(
+      nccl::Library::Get(), nccl::IdIn(agreed.invitation), comm, device, limits);
+  transport->EndTrial();
+  return {std::move(transport), ""};
 }
 
 /// Runs `program` on `size` thread ranks, on as many devices as there are. Returns why they cannot

@@ -43,7 +43,7 @@ class NcclTransportTest : public CudaTest {
 #ifdef FAKE_NCCL_FOLDER
     ::unsetenv(nccl::kSharing);
 #endif
-    ::unsetenv("HVD_SPARSE_NCCL");
+    ::setenv("HVD_SPARSE_NCCL", "0", 1);
   }
 
   /// Runs `program` on `size` ranks; returns false, and keeps the reason, if they cannot use NCCL
@@ -144,8 +144,8 @@ TEST_F(NcclTransportTest, WhatNoTransportCanDoIsRefused) {
   });
 }
 
-TEST_F(NcclTransportTest, NobodyUsesItUnlessTheUserSaysSo) {
-  ::unsetenv("HVD_SPARSE_NCCL");
+TEST_F(NcclTransportTest, NobodyUsesItIfTheUserSaysNo) {
+  ::setenv("HVD_SPARSE_NCCL", "0", 1);
   std::atomic<int> connected{0};
   OnRanks(3, [&](NcclTransport&, Communicator&, cudaStream_t) { ++connected; });
   EXPECT_EQ(connected, 0);

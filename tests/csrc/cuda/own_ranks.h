@@ -123,6 +123,9 @@ struct Conditions {
   std::shared_ptr<LoopbackWorld> world = std::make_shared<LoopbackWorld>(kRanks);
   DeviceLoopback::Before before_transfer = nullptr;
   std::string sparsifier = "gaussian", collective = "gtopk";
+
+  /// Called on rank 0 between connecting all devices and the test; null: a step connects them.
+  std::function<void()> once_connected = nullptr;
 };
 
 /// A rank with `count` buckets.
@@ -165,10 +168,17 @@ enum class End {
 /// Runs a program on each rank, with `count` buckets.
 inline void OnOwnRanks(int count, End end, const std::function<void(int rank, OwnRank&)>& program,
                        const Conditions& conditions = {}) {
+  Meeting connected(kRanks);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < kRanks; ++rank) {
     threads.emplace_back([&, rank] {
       OwnRank own(conditions, rank, count);
+      if (conditions.once_connected) {
+        EXPECT_TRUE(own.exchange->ConnectDevices(kGpu));
+        connected.Attend();
+        if (rank == 0) conditions.once_connected();
+        connected.Attend();
+      }
       program(rank, own);
       for (OwnBucket& bucket : own.buckets) {
         const bool is_untouched = end == End::kAllOrUntouched && bucket.IsUntouched();

@@ -67,7 +67,8 @@ struct World {
 std::mutex global;
 std::map<std::string, std::weak_ptr<World>> worlds;
 std::atomic<std::uint64_t> ids{1};
-std::atomic<int> communicators{0}, next_error{0}, groups_before_it{0}, unfinished{0};
+std::atomic<int> communicators{0}, groups{0}, next_error{0}, groups_before_it{0}, unfinished{0};
+std::atomic<int> refused{-1}, refusal{0}, changed{-1};  // ranks, and a result
 std::atomic<bool> behind{false};
 thread_local std::string last_error;
 
@@ -90,14 +91,18 @@ struct ncclComm {
   std::atomic<bool> aborted{false};
   std::mutex mutex;
   std::condition_variable wake;
-  std::deque<std::function<int()>> jobs;
+  struct Job {
+    std::function<int()> work;
+    bool is_on_device;
+  };
+  std::deque<Job> jobs;
   bool closing = false;
   std::thread worker;
 
-  void Post(std::function<int()> job) {
-    ++unfinished;
+  void Post(std::function<int()> work, bool is_on_device = false) {
+    if (is_on_device) ++unfinished;
     const std::lock_guard lock(mutex);
-    jobs.push_back(std::move(job));
+    jobs.push_back({std::move(work), is_on_device});
     wake.notify_all();
   }
 
@@ -110,9 +115,10 @@ struct ncclComm {
       auto job = std::move(jobs.front());
       jobs.pop_front();
       lock.unlock();
-      const int result = job();
+      const int result = job.work();
       if (result != kSuccess || state == kInProgress) state = result;
-      --unfinished;  // after the state: a device that seems done has told its errors
+      if (job.is_on_device)
+        --unfinished;  // after the state: a device that seems done has told its errors
       lock.lock();
     }
   }
@@ -139,6 +145,7 @@ struct ncclComm {
       if (message.bytes.size() != one.bytes) return kInvalidUsage;  // NCCL would hang, or worse
       if (late) one.part->ComesLate();
       one.part->Receive(message, one.to);
+      if (one.peer == changed) ++*static_cast<char*>(one.to);
       queue.pop_front();
     }
     return kSuccess;
@@ -157,7 +164,7 @@ struct ncclComm {
 
 namespace {
 
-thread_local int depth = 0;
+thread_local int depth = 0, own_groups = 0;
 thread_local ncclComm* grouped = nullptr;
 thread_local std::vector<Operation> operations;
 
@@ -185,7 +192,14 @@ void fake_nccl_break_group(int result, int groups_before) {
   groups_before_it = groups_before;
   next_error = result;
 }
+void fake_nccl_refuse_rank(int rank, int result) {
+  refused = rank;
+  refusal = result;
+}
+void fake_nccl_change_messages_of(int rank) { changed = rank; }
 void fake_nccl_run_behind(int on) { behind = on != 0; }
+int fake_nccl_groups() { return groups; }
+int fake_nccl_groups_of_thread() { return own_groups; }
 int fake_nccl_is_idle() { return unfinished == 0; }
 int fake_nccl_communicators() { return communicators; }
 
@@ -221,6 +235,7 @@ int ncclCommInitRankConfig(ncclComm** comm, int size, UniqueId id, int rank, Con
   ++communicators;
   made->worker = std::thread([made] { made->Loop(); });
   made->Post([made]() -> int {
+    if (made->rank == refused) return refusal;
     std::unique_lock lock(made->world->mutex);
     ++made->world->joined;
     made->world->changed.notify_all();
@@ -272,12 +287,16 @@ int ncclGroupEnd() {
   const Inside inside;  // from here on: callers' streams follow their own work
   ncclComm* const comm = grouped;
   grouped = nullptr;
+  ++groups;
+  ++own_groups;
   if (!behind) comm->state = kInProgress;
   const bool breaks = next_error != kSuccess && groups_before_it-- == 0;
-  comm->Post([comm, late = behind.load(), now = std::move(operations),
-              error = breaks ? next_error.exchange(kSuccess) : kSuccess] {
-    return error != kSuccess ? error : comm->Run(now, late);
-  });
+  comm->Post(
+      [comm, late = behind.load(), now = std::move(operations),
+       error = breaks ? next_error.exchange(kSuccess) : kSuccess] {
+        return error != kSuccess ? error : comm->Run(now, late);
+      },
+      /*is_on_device=*/true);
   operations.clear();
   return behind ? kSuccess : kInProgress;
 }

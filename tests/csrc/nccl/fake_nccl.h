@@ -13,6 +13,16 @@ void fake_nccl_break_group(int result, int groups_before);
 /// later. Otherwise a group ends when they have arrived.
 void fake_nccl_run_behind(int behind);
 
+/// Makes communicators of this rank fail as they are made, with `result`; -1: of no rank.
+void fake_nccl_refuse_rank(int rank, int result);
+
+/// Makes the first byte of all messages from this rank arrive changed; -1: of no rank.
+void fake_nccl_change_messages_of(int rank);
+
+/// Returns the number of groups begun so far, by all ranks.
+int fake_nccl_groups();
+int fake_nccl_groups_of_thread();  // begun by this thread
+
 /// Returns 1 if all messages of all groups have arrived.
 int fake_nccl_is_idle();
 

@@ -137,7 +137,7 @@ TEST_F(NcclRoute, FollowsFromTheBucketAndFromTheUsersWish) {
   EXPECT_EQ(RouteOn(3, narrow), Route::kCalls);
   by_cpus.by_devices = false;
   EXPECT_EQ(RouteOn(3, by_cpus), Route::kCalls);
-  ::unsetenv("HVD_SPARSE_NCCL");
+  ::setenv("HVD_SPARSE_NCCL", "0", 1);
   EXPECT_EQ(RouteOn(3, rounds), Route::kCalls);
 }
 

@@ -14,6 +14,7 @@
 #include "csrc/devices/devices_for.h"
 #include "tests/csrc/collective_ranks.h"
 #include "tests/csrc/cuda/exchange_steps.h"
+#include "tests/csrc/meeting.h"
 #include "tests/csrc/nccl/with_fake_nccl.h"
 #include "tests/csrc/thrown.h"
 
@@ -38,14 +39,16 @@ TEST_F(NcclExchange, StepsHaveTheBitsOfTheCpuForAnyNumberOfRanks) {
   }
 }
 
-TEST_F(NcclExchange, WithoutTheUsersWishBlocksGoOverTheCpu) {
-  ::unsetenv("HVD_SPARSE_NCCL");
+TEST_F(NcclExchange, IsUsedUnlessTheUserSwitchesItOff) {
+  ::setenv("HVD_SPARSE_NCCL", "0", 1);
   const auto off = RunRanks<float>(3, SpecOf(kGpu, "top_k", "gtopk", {}));
   for (const StepBits& seen : off) EXPECT_EQ(seen.Over("NCCL"), 0);
-  ::setenv("HVD_SPARSE_NCCL", "1", 1);
-  const auto on = RunRanks<float>(3, SpecOf(kGpu, "top_k", "gtopk", {}));
-  for (const StepBits& seen : on) EXPECT_EQ(seen.Over("NCCL"), kSteps);
-  ExpectSameBits(off, on);
+  for (const char* wish : {"", "auto", "1"}) {
+    ::setenv("HVD_SPARSE_NCCL", wish, 1);
+    const auto on = RunRanks<float>(3, SpecOf(kGpu, "top_k", "gtopk", {}));
+    for (const StepBits& seen : on) EXPECT_EQ(seen.Over("NCCL"), kSteps);
+    ExpectSameBits(off, on);
+  }
 }
 
 TEST_F(NcclExchange, ComesBeforeMpiWhichIsUsedWhereNcclCannotBe) {
@@ -73,9 +76,12 @@ TEST_F(NcclExchange, WhoAskedForNcclIsToldThatItIsMpi) {
   });
 }
 
-/// Runs one step on each rank, changed by `alter`; returns the errors thrown.
+/// Runs one step on each rank, changed by `alter`, after devices were connected and rank 0 has
+/// called `once_connected`; returns the errors thrown.
 template <typename Alter>
-std::vector<Error> FailIn(int size, const Alter& alter) {
+std::vector<Error> FailIn(int size, const Alter& alter,
+                          const std::function<void()>& once_connected = nullptr) {
+  Meeting connected(size);
   auto world = std::make_shared<LoopbackWorld>(size);
   std::vector<Error> errors(static_cast<std::size_t>(size), {ErrorKind::kInvalidArgument, ""});
   std::vector<std::thread> threads;
@@ -86,6 +92,10 @@ std::vector<Error> FailIn(int size, const Alter& alter) {
       bool started = false;
       {
         Exchange exchange(std::make_unique<DeviceLoopback>(world, rank), SelectOn::kCaller);
+        exchange.ConnectDevices(kGpu);
+        connected.Attend();
+        if (rank == 0 && once_connected) once_connected();
+        connected.Attend();
         BucketSpec spec = SpecOf(kGpu, "top_k", "gtopk", {});
         Launch launch;
         launch.gradients = {{gradient.data(), kFirst, DType::kFloat32},
@@ -148,8 +158,8 @@ TEST_F(NcclExchange, ARankThatWantsNoConnectionEndsTheExchange) {
 }
 
 TEST_F(NcclExchange, WhatNcclMeetsEndsTheStepOnAllRanksAndNothingIsLost) {
-  OF_FAKE_NCCL(fake_nccl_break_group)(nccl::kRemoteError, 0);
-  for (const Error& error : FailIn(4, [](int, BucketSpec*, Launch*) {})) {
+  const auto break_group = [] { OF_FAKE_NCCL(fake_nccl_break_group)(nccl::kRemoteError, 0); };
+  for (const Error& error : FailIn(4, [](int, BucketSpec*, Launch*) {}, break_group)) {
     EXPECT_EQ(error.kind(), ErrorKind::kExchangeFailed) << error.what();
     EXPECT_TRUE(Says(error, "remote error")) << error.what();
   }

@@ -121,7 +121,7 @@ TEST_F(NcclOptionHere, AProcessThatIsNoRankIsToldWhatItCanUseAndWhatNot) {
   ASSERT_EQ(facts.size(), 2u);  // in order of preference
   EXPECT_EQ(facts[0].name, "NCCL");
   EXPECT_EQ(facts[0].variable, "HVD_SPARSE_NCCL");
-  EXPECT_EQ(facts[0].problem, "HVD_SPARSE_NCCL is neither auto nor 1");
+  EXPECT_EQ(facts[0].problem, "HVD_SPARSE_NCCL is 0");
   EXPECT_EQ(facts[1].name, "CUDA-aware MPI");
   EXPECT_EQ(facts[1].variable, "HVD_SPARSE_CUDA_AWARE_MPI");
   for (const GpuTransportFacts& one : facts) EXPECT_EQ(one.refusal, "");

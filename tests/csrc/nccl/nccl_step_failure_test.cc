@@ -20,11 +20,15 @@ namespace hvd_sparse {
 namespace {
 
 std::atomic<bool> device_is_done{true};
-/// Returns true if the device is done: a test said so, or a rank has ended its communicator, which
-/// releases work that waits for messages.
+int groups_before = 0;  // the test
+
+/// Returns true if the device is done: a test said so; or the messages that try the device are not
+/// over, a group of each rank; or a rank has ended its communicator, which releases work that
+/// waits for messages.
 bool DeviceIsDone() {
   static auto* const communicators = OF_FAKE_NCCL(fake_nccl_communicators);
-  return device_is_done || communicators() < kRanks;
+  static auto* const groups = OF_FAKE_NCCL(fake_nccl_groups);
+  return device_is_done || groups() - groups_before <= kRanks || communicators() < kRanks;
 }
 
 class NcclStepFailure : public WithFakeNccl, public testing::WithParamInterface<const char*> {
@@ -62,6 +66,37 @@ TEST_P(NcclStepFailure, EndedByARankWhenAllHasArrivedLosesNothing) {
       OfCollective());
 }
 
+/// Allocating waits for the device, and so for other ranks: see MessageRoom.
+TEST_P(NcclStepFailure, NoRankAllocatesBeforeItsMessagesWhileThoseOfAnotherWait) {
+  static std::atomic<int> allocations{0}, late{0};
+  const auto count = [] {
+    ++allocations;
+    static auto* const groups = OF_FAKE_NCCL(fake_nccl_groups_of_thread);
+    const bool has_tried_alone = groups() <= 1;  // and has not sent yet
+    if (has_tried_alone && !FakeNcclIsIdle()) ++late;
+    return true;
+  };
+  allocations = late = 0;
+  for (int run = 0; run < 5; ++run) {
+    Meeting ready(kRanks);
+    OnOwnRanks(
+        1, End::kCounts,
+        [&](int rank, OwnRank& own) {
+          ready.Attend();  // all memory of the test is allocated
+          if (rank == 0) emulation::has_memory = count;
+          ready.Attend();
+          own.StartAll();
+          own.WaitForAll();
+          own.exchange->Commit("");
+          ready.Attend();
+          emulation::has_memory = nullptr;
+        },
+        OfCollective());
+  }
+  EXPECT_GE(allocations, 5 * kRanks);
+  EXPECT_EQ(late, 0);
+}
+
 // ---- NCCL meets an error ------------------------------------------------------------------------
 
 void NcclStepFailure::BreakEachGroup(const char* error_says) {
@@ -69,12 +104,14 @@ void NcclStepFailure::BreakEachGroup(const char* error_says) {
   const int of_a_bucket = collective == "allgather" ? 3 : 6;
   for (int groups = 0; groups <= of_a_bucket; ++groups) {
     SCOPED_TRACE(groups);
-    Meeting ready(kRanks);
+    OF_FAKE_NCCL(fake_nccl_break_group)(nccl::kSuccess, 0);  // the one before may be left
+    Conditions conditions = OfCollective();
+    conditions.once_connected = [groups] {
+      OF_FAKE_NCCL(fake_nccl_break_group)(nccl::kRemoteError, groups);
+    };
     OnOwnRanks(
         2, End::kAllOrUntouched,
-        [&](int rank, OwnRank& own) {
-          if (rank == 0) OF_FAKE_NCCL(fake_nccl_break_group)(nccl::kRemoteError, groups);
-          ready.Attend();
+        [error_says](int, OwnRank& own) {
           const Error error = Thrown([&own] {
             own.StartAll();
             own.WaitForAll();
@@ -82,7 +119,7 @@ void NcclStepFailure::BreakEachGroup(const char* error_says) {
           EXPECT_EQ(error.kind(), ErrorKind::kExchangeFailed) << error.what();
           EXPECT_TRUE(Says(error, error_says)) << error.what();
         },
-        OfCollective());
+        conditions);
   }
 }
 
@@ -103,6 +140,7 @@ class NcclStepWait : public NcclStepFailure {
   void SetUp() override {
     NcclStepFailure::SetUp();
     device_is_done = false;
+    groups_before = OF_FAKE_NCCL(fake_nccl_groups)();
     emulation::device_is_idle = &DeviceIsDone;
   }
 };

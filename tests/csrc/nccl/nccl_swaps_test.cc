@@ -113,15 +113,14 @@ TEST_P(NcclSwaps, WhatMakesNoSenseIsRefusedBeforeAnythingIsSent) {
   });
 }
 
-TEST_P(NcclSwaps, RanksWithoutTheWishAreNotConnected) {
-  ::unsetenv("HVD_SPARSE_NCCL");
+TEST_P(NcclSwaps, RanksThatAreNotToBeConnectedAreNot) {
+  ::setenv("HVD_SPARSE_NCCL", "0", 1);
   OnExchanges(3, [](Exchange& exchange) {
     EXPECT_FALSE(exchange.ConnectDevices(kGpu));
-    EXPECT_EQ(
-        exchange.BetweenDevices(),
-        "by way of the CPUs, since NCCL is not used: rank 0: HVD_SPARSE_NCCL is neither auto "
-        "nor 1; CUDA-aware MPI is not used: rank 0: HVD_SPARSE_CUDA_AWARE_MPI is neither auto "
-        "nor 1");
+    EXPECT_EQ(exchange.BetweenDevices(),
+              "by way of the CPUs, since NCCL is not used: rank 0: HVD_SPARSE_NCCL is 0; "
+              "CUDA-aware MPI is not used: rank 0: HVD_SPARSE_CUDA_AWARE_MPI is neither auto "
+              "nor 1");
   });
   ::setenv("HVD_SPARSE_NCCL", "1", 1);
   OnExchanges(1, [](Exchange& exchange) { EXPECT_FALSE(exchange.ConnectDevices(kGpu)); });

@@ -41,11 +41,14 @@ class WithFakeNccl : public testing::Test {
     emulation::device_is_idle = nullptr;
     OF_FAKE_NCCL(fake_nccl_break_group)(nccl::kSuccess, 0);
     OF_FAKE_NCCL(fake_nccl_run_behind)(0);
+    OF_FAKE_NCCL(fake_nccl_refuse_rank)(-1, nccl::kSuccess);
+    OF_FAKE_NCCL(fake_nccl_change_messages_of)(-1);
     EXPECT_EQ(OF_FAKE_NCCL(fake_nccl_communicators)(), 0);
-    for (const char* variable : {"HVD_SPARSE_NCCL", nccl::kSharing, "HVD_SPARSE_CUDA_AWARE_MPI",
-                                 "HVD_SPARSE_TIMEOUT_SECONDS"}) {
+    for (const char* variable :
+         {nccl::kSharing, "HVD_SPARSE_CUDA_AWARE_MPI", "HVD_SPARSE_TIMEOUT_SECONDS"}) {
       ::unsetenv(variable);
     }
+    ::setenv("HVD_SPARSE_NCCL", "0", 1);
   }
 
   /// Gives groups to the device at once, so that the device waits for peers.
