@@ -15,7 +15,7 @@ constexpr int kNone = -1;
 /// A Statement in the form of a message between equal machines.
 struct StatementMessage {
   Wish wish;
-  bool waited;
+  bool timed_out;
   char error[400], problem[kText], description[400];
 };
 
@@ -44,7 +44,7 @@ std::string TextOf(const char (&text)[size]) {
 StatementMessage MessageOf(const Statement& statement) {
   StatementMessage message = {};
   message.wish = statement.wish;
-  message.waited = statement.waited;
+  message.timed_out = statement.timed_out;
   Put(statement.error, message.error);
   Put(statement.problem, message.problem);
   Put(statement.description, message.description);
@@ -52,7 +52,7 @@ StatementMessage MessageOf(const Statement& statement) {
 }
 
 Statement Read(const StatementMessage& message) {
-  return {message.wish, TextOf(message.error), TextOf(message.problem), message.waited,
+  return {message.wish, TextOf(message.error), TextOf(message.problem), message.timed_out,
           TextOf(message.description)};
 }
 
@@ -79,10 +79,10 @@ void Receive(Communicator* comm, Span<Incoming> in) {
 
 /// Returns why ranks with these statements do not use the option; empty if they can.
 std::string WhyNot(const GpuTransportOption& option, const std::vector<Statement>& ranks) {
-  for (const bool waited : {false, true}) {  // who waited knows less
+  for (const bool timed_out : {false, true}) {  // who waited knows less
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
       const Statement& one = ranks[rank];
-      if (!one.problem.empty() && one.waited == waited)
+      if (!one.problem.empty() && one.timed_out == timed_out)
         return Concat("rank ", rank, ": ", one.problem);
     }
   }
@@ -225,7 +225,7 @@ DeviceAgreement AgreeOnTrial(Communicator* comm, DeviceAgreement agreed, Stateme
   const GpuTransportOption tried{option.name, option.variable, option.is_default, nullptr};
   if (problem) {
     own.problem = problem->what();
-    own.waited = problem->kind() == ErrorKind::kTimeout;
+    own.timed_out = problem->kind() == ErrorKind::kTimeout;
   }
   own.wish = std::max(own.wish, Wish::kIfPossible);  // so that a failed trial gives a warning
   const DeviceAgreement outcome = AgreeOnGpuTransport(comm, {&tried}, {own});

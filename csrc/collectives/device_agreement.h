@@ -32,12 +32,12 @@ struct Statement {
   Wish wish = Wish::kNever;
   std::string error;        ///< why the variable's value is invalid; empty if it is valid
   std::string problem;      ///< why this rank does not use the option; empty if it can
-  bool waited = false;      ///< the problem is that another rank did not come, which may know why
+  bool timed_out = false;   ///< the problem is that another rank did not come, which may know why
   std::string description;  ///< see GpuTransportOption::describe
 };
 
 /// Returns this process's statement about `option`, for gradients on `device`. Tries the option
-/// (GpuTransportOption::describe) only if the user asks for it. Does not throw: errors are in the
+/// (GpuTransportOption::describe) unless the user forbids it. Does not throw: errors are in the
 /// statement.
 Statement StatementOf(const GpuTransportOption& option, const std::string& memory_problem,
                       int device);
@@ -50,7 +50,7 @@ struct DeviceAgreement {
   /// The first option that all ranks want and can use; null: none.
   const GpuTransportOption* option = nullptr;
 
-  /// Options that users asked for and do not get, and why; may be empty.
+  /// Options that users asked for and do not get, or whose trial failed, and why; may be empty.
   std::string unmet;
 
   /// All preferred options, and why they are not used; may be empty.

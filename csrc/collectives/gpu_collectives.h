@@ -31,7 +31,8 @@ class GpuCollectives {
  public:
   virtual ~GpuCollectives() = default;
 
-  /// From now on, an error of the network ends the exchange. Call it when all ranks have connected.
+  /// From now on, an error of the network ends the exchange. Call it when all ranks have
+  /// passed the trial.
   virtual void EndTrial() = 0;
 
   /// Returns the collective of that name, which has device rounds, for one bucket; the network must
@@ -54,7 +55,8 @@ class GpuCollectives {
 
 struct DeviceConnection {
   std::unique_ptr<GpuCollectives> collectives;  ///< the communicator must outlive it; may be null
-  std::string warning;  ///< says which transport users asked for and do not get; may be empty
+  std::string
+      warning;      ///< says which transport users asked for, or has failed its trial; may be empty
   std::string how;  ///< says how blocks go from device to device, and why so; equal on all ranks
 };
 

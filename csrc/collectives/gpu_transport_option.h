@@ -29,8 +29,8 @@ struct GpuTransportOption {
   std::function<std::string(const std::string& memory_problem, int device)> describe;
 
   /// Makes the network of all ranks. Collective; the communicator must outlive the network. An
-  /// error ends the exchange; but an option that is tried first, which this does, throws it on this
-  /// rank alone, and then no rank may use the network.
+  /// error ends the exchange. If `is_default`, this also tries the network, and an error is this
+  /// rank's alone: the ranks must agree on it (AgreeOnTrial).
   std::function<std::unique_ptr<GpuCollectives>(Communicator* comm, int device,
                                                 const Invitation& invitation)>
       connect = nullptr;

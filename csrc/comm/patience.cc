@@ -47,7 +47,7 @@ WaitLimits WaitLimits::FromEnvironment() {
 }
 
 std::string WaitLimits::TimeoutMessage(const std::string& what) const {
-  return Concat("gave up waiting for ", what, " after ", fail_seconds, " s (", limit, ")");
+  return Concat("gave up waiting for ", what, " after ", fail_seconds, " s (", source, ")");
 }
 
 Patience::Patience(const WaitLimits& limits, int rank, const std::string& what,

@@ -62,12 +62,37 @@ GpuTransportOptions OptionsOfThisBuild() {
 
 }  // namespace
 
+namespace {
+
+/// Returns this rank's statement about each option. What a user asks for precedes a default.
+std::vector<Statement> OwnStatements(const GpuTransportOptions& table,
+                                     const std::string& memory_problem, int device) {
+  std::vector<Statement> own;
+  for (const GpuTransportOption* option : table) {
+    own.push_back(StatementOf(*option, memory_problem, device));
+  }
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    if (own[i].wish < Wish::kIfPossible) continue;
+    for (Statement& other : own) {
+      if (other.wish != Wish::kByDefault) continue;
+      other.wish = Wish::kNever;
+      other.problem = Concat(table[i]->variable, " asks for ", table[i]->name);
+    }
+  }
+  return own;
+}
+
+}  // namespace
+
 bool CanConnectDevices() { return !OptionsOfThisBuild().empty(); }
 
 std::vector<GpuTransportFacts> AskGpuTransports(const std::string& memory_problem, Device device) {
   std::vector<GpuTransportFacts> facts;
-  for (const GpuTransportOption* option : OptionsOfThisBuild()) {
-    const Statement own = StatementOf(*option, memory_problem, device.index);
+  const GpuTransportOptions table = OptionsOfThisBuild();
+  const std::vector<Statement> statements = OwnStatements(table, memory_problem, device.index);
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    const GpuTransportOption* const option = table[i];
+    const Statement& own = statements[i];
     const std::string& problem = own.error.empty() ? own.problem : own.error;
     std::string refusal = own.error;
     if (own.wish == Wish::kAlways && !problem.empty()) {
@@ -90,8 +115,8 @@ std::unique_ptr<GpuCollectives> Connect(Communicator* comm, Device device, const
   std::optional<Error> problem;
   try {
     made = option.connect(comm, device.index, agreed->invitation);
-  } catch (const Error& error) {
-    problem = error;
+  } catch (...) {
+    problem = CurrentError(comm->Rank(), Concat("the trial of ", option.name));
   }
   *agreed = AgreeOnTrial(comm, *agreed, own, problem);
   if (agreed->option == nullptr) return nullptr;
@@ -103,10 +128,8 @@ std::unique_ptr<GpuCollectives> Connect(Communicator* comm, Device device, const
 
 DeviceConnection ConnectDevices(Communicator* comm, Device device) {
   const GpuTransportOptions table = OptionsOfThisBuild();
-  std::vector<Statement> own;
-  for (const GpuTransportOption* option : table) {
-    own.push_back(StatementOf(*option, comm->DeviceMemoryProblem(), device.index));
-  }
+  const std::vector<Statement> own =
+      OwnStatements(table, comm->DeviceMemoryProblem(), device.index);
   DeviceAgreement agreed = AgreeOnGpuTransport(comm, table, own);
   DeviceConnection connection;
   if (agreed.option != nullptr) {

@@ -19,7 +19,7 @@ bool CanConnectDevices();
 struct GpuTransportFacts {
   std::string name;      ///< as users know it
   std::string variable;  ///< environment variable by which they ask for it
-  std::string problem;   ///< why it is not used, or that no user asks for it; empty if it can be
+  std::string problem;   ///< why it is not used; empty if it can be
   std::string refusal;   ///< why exchanges of gradients on devices are refused here; else empty
 };
 
@@ -28,8 +28,9 @@ struct GpuTransportFacts {
 /// Communicator::DeviceMemoryProblem.
 std::vector<GpuTransportFacts> AskGpuTransports(const std::string& memory_problem, Device device);
 
-/// Connects `device` of this rank with those of all ranks of `comm`, by NCCL or else by CUDA-aware
-/// MPI, if all ranks want it and have it. All ranks get the same option. Collective.
+/// Connects `device` of this rank with those of all ranks of `comm`, by NCCL, which is tried, or
+/// else by CUDA-aware MPI, if all ranks want it and have it. All ranks get the same. Where only MPI
+/// is asked for, NCCL is not used. Collective.
 ///
 /// Throws, on all ranks alike, if HVD_SPARSE_NCCL or HVD_SPARSE_CUDA_AWARE_MPI is invalid or
 /// insists on an option that cannot be used, and if the exchange ends.

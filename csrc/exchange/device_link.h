@@ -21,8 +21,8 @@ class DeviceLink {
   bool MayBeThere() const;
 
   /// Returns the network, or null if not all ranks have one; warns once about transports that users
-  /// asked for and do not get. The first call for a bucket on `device` is collective. One thread at
-  /// a time.
+  /// asked for and do not get, or that failed their trial. The first call for a bucket on `device`
+  /// is collective. One thread at a time.
   GpuCollectives* CollectivesFor(Device device, Communicator* comm);
 
   /// Says how blocks go from device to device, and why so; equal on all ranks. Empty if that has

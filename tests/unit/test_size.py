@@ -17,10 +17,10 @@ SUFFIXES = {".py", ".h", ".cc", ".cu", ".cuh"}
 MOST = {
     "csrc/base": 418,
     "csrc/bindings": 1661,
-    "csrc/collectives": 2074,
+    "csrc/collectives": 2075,
     "csrc/comm": 2999,
-    "csrc/cuda": 4422,
-    "csrc/devices": 160,
+    "csrc/cuda": 4450,
+    "csrc/devices": 179,
     "csrc/exchange": 3383,
     "csrc/kernels": 1719,
     "csrc/sparsifiers": 793,

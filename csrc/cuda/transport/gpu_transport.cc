@@ -1,5 +1,6 @@
 #include "csrc/cuda/transport/gpu_transport.h"
 
+#include <algorithm>
 #include <set>
 
 namespace hvd_sparse::cuda {
@@ -30,7 +31,7 @@ std::string GpuTransport::Described(Span<const DeviceOut> out, Span<const Device
 void GpuTransport::Begin(const std::string& operation) {
   const std::lock_guard lock(mutex_);
   operation_ = operation;
-  begun_ = std::chrono::steady_clock::now();
+  went_on_ = std::chrono::steady_clock::now();
 }
 
 void GpuTransport::Await(cudaStream_t stream, const std::string& what) {
@@ -38,31 +39,32 @@ void GpuTransport::Await(cudaStream_t stream, const std::string& what) {
   mark_->Record(stream);
   WaitUntil([&] { return mark_->Passed(); }, what);
   const std::lock_guard lock(mutex_);
-  begun_.reset();
+  went_on_.reset();
 }
 
 void GpuTransport::Tell(const Error& error) {
   if (!on_trial_) comm_.Fail(error.kind(), error.what());
 }
 
-WaitLimits GpuTransport::Limits() const {
-  const bool is_shorter = limits_.fail_seconds > 0 && limits_.fail_seconds < kTrialSeconds;
-  if (!on_trial_ || is_shorter) return limits_;
-  return {limits_.warn_seconds, kTrialSeconds, "the limit for trying it"};
+WaitLimits GpuTransport::CurrentLimits() const {
+  if (!on_trial_) return limits_;
+  const double half = limits_.fail_seconds / 2;
+  return {limits_.warn_seconds, half > 0 ? std::min(half, kTrialSeconds) : kTrialSeconds,
+          "the limit of a trial"};
 }
 
 void GpuTransport::CheckOperation() const {
-  const WaitLimits limits = Limits();
+  const WaitLimits limits = CurrentLimits();
   const std::lock_guard lock(mutex_);
-  if (!begun_ || limits.fail_seconds == 0) return;
-  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - *begun_;
+  if (!went_on_ || limits.fail_seconds == 0) return;
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - *went_on_;
   if (taken.count() < limits.fail_seconds + 1) return;
   Throw(ErrorKind::kTimeout, "rank ", Rank(), " ", limits.TimeoutMessage("CUDA"), " in ",
         operation_, ": its calls wait for kernels on the device");
 }
 
 void GpuTransport::WaitUntil(const std::function<bool()>& done, const std::string& what) {
-  Patience patience(Limits(), Rank(), what, [this] { return AwaitedRanks(); });
+  Patience patience(CurrentLimits(), Rank(), what, [this] { return AwaitedRanks(); });
   const auto check = [&] {
     try {
       Check();
@@ -76,6 +78,8 @@ void GpuTransport::WaitUntil(const std::function<bool()>& done, const std::strin
       check();
     }
     check();  // a stream may have passed only because the exchange ended
+    const std::lock_guard lock(mutex_);
+    if (went_on_) went_on_ = std::chrono::steady_clock::now();
   } catch (const Error& error) {
     OnWaitFailed(error);
     throw;

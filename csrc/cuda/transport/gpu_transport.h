@@ -26,8 +26,9 @@
 
 namespace hvd_sparse::cuda {
 
-/// NCCL needs some time to connect a thousand ranks.
-constexpr double kTrialSeconds = 60;
+/// The longest wait of a trial; at most half of any other, so that no rank gives up on those that
+/// still try. NCCL needs some time to connect a thousand ranks.
+constexpr double kTrialSeconds = 30;
 
 /// Work is enqueued from one thread at a time; Check may be called from any.
 class GpuTransport : public DeviceTransport {
@@ -72,10 +73,10 @@ class GpuTransport : public DeviceTransport {
   /// Ends the exchange on all ranks, unless the transport is on trial.
   void Tell(const Error& error);
 
-  /// Throws Timeout if the operation is over its limit by a second, in which Await would have
-  /// thrown it. Then the thread of the operation hangs in a call of CUDA's: as long as CUDA loads a
-  /// kernel of any library, which waits for the device, other threads' calls wait too. This makes
-  /// none; callable from any thread.
+  /// Throws Timeout if the operation has not gone on for a second longer than a wait may take. Then
+  /// its thread hangs in a call of CUDA's: as long as CUDA loads a kernel of any library, which
+  /// waits for the device, other threads' calls wait too. This makes none; callable from any
+  /// thread.
   void CheckOperation() const;
 
   /// Returns what messages belong to, for warnings and errors. Throws InvalidArgument unless each
@@ -90,15 +91,16 @@ class GpuTransport : public DeviceTransport {
   int device() const { return device_; }
 
  private:
-  WaitLimits Limits() const;
+  WaitLimits CurrentLimits() const;
 
   Communicator& comm_;
   const int device_;
   const WaitLimits limits_;
   std::atomic<bool> on_trial_;
-  mutable std::mutex mutex_;  // guards the following
+  mutable std::mutex mutex_;  // guards the following, for CheckOperation
   std::string operation_ = "messages";
-  std::optional<std::chrono::steady_clock::time_point> begun_;  // none: no operation is under way
+  // When the operation began or last went on; none: no operation is under way.
+  std::optional<std::chrono::steady_clock::time_point> went_on_;
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<Event> mark_;
 };

@@ -126,7 +126,7 @@ const GpuTransportOption& NcclOption() {
       /*is_default=*/true,
       [](const std::string&, int device) { return nccl::Describe(device).Text(); },
       [](Communicator* comm, int device, const Invitation& invitation) {
-        LoadMerges(device);
+        LoadKernels(device);
         const OnDevice current(device);
         Trial trial(comm->Size());
         auto transport =

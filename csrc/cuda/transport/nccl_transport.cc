@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <exception>
+#include <new>
 #include <utility>
 
 #include "csrc/base/process.h"
@@ -17,6 +18,7 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kBetweenLooks{50};
 constexpr milliseconds kFinalizeTimeout{2000};
+constexpr const char* kWatching = "watching NCCL's communicator";
 
 /// Blocks of threads of NCCL's kernels, which must fit on the device beside those of the
 /// framework's communicators. NCCL's own limit is 32 or more.
@@ -41,18 +43,18 @@ NcclTransport::NcclTransport(const nccl::Library& library, const nccl::UniqueId&
                   "ncclCommInitRankConfig", what);
     }
     WaitUntil([&] { return IsReady(what); }, what);
-  } catch (const Error& error) {
-    End(error, true);
+    const SignalsBlocked blocked;
+    watcher_ = std::thread([this] { Watch(); });
+  } catch (...) {
+    End(CurrentError(Rank(), what), true);
     throw;
   }
-  const SignalsBlocked blocked;
-  watcher_ = std::thread([this] { Watch(); });
   pthread_setname_np(watcher_.native_handle(), "hvd_nccl");
 }
 
 NcclTransport::~NcclTransport() {
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(ending_);
     closing_ = true;
   }
   wake_.notify_all();
@@ -90,6 +92,11 @@ void NcclTransport::Move(Span<const DeviceOut> out, Span<const DeviceIn> in, cud
   for (const DeviceIn& message : in) connected_[static_cast<std::size_t>(message.peer)] = true;
 }
 
+void NcclTransport::ThrowIfEnded() {
+  const std::lock_guard lock(ending_);
+  if (ended_) throw Error(*ended_);
+}
+
 /// Throws InvalidArgument in a capture with an unconnected peer: a first call allocates.
 void NcclTransport::RequireConnected(int peer, cudaStream_t stream) {
   Require(connected_[static_cast<std::size_t>(peer)] || !IsCaptured(stream),
@@ -103,7 +110,7 @@ void NcclTransport::Group(const std::string& what, const std::function<void()>& 
   try {
     {
       const std::lock_guard lock(mutex_);
-      if (ended_) throw Error(*ended_);
+      ThrowIfEnded();
       MustSucceed(library_.calls().GroupStart(), "ncclGroupStart", what);
       std::exception_ptr refused;
       try {
@@ -135,7 +142,12 @@ void NcclTransport::MustSucceed(nccl::Result result, const char* call, const std
 /// flight.
 bool NcclTransport::IsReady(const std::string& what) {
   const std::lock_guard lock(mutex_);
-  if (ended_) throw Error(*ended_);
+  return Poll(what);
+}
+
+/// IsReady, for a caller that holds mutex_.
+bool NcclTransport::Poll(const std::string& what) {
+  ThrowIfEnded();
   nccl::Result result = nccl::kSuccess;
   MustSucceed(library_.calls().CommGetAsyncError(nccl_, &result), "ncclCommGetAsyncError", what);
   if (result == nccl::kInProgress) return false;
@@ -143,25 +155,36 @@ bool NcclTransport::IsReady(const std::string& what) {
   return true;
 }
 
-/// Names all other ranks: a stream waits for their messages.
+/// Names the other ranks, some of many: a stream waits for their messages.
 std::string NcclTransport::AwaitedRanks() const {
+  constexpr int kMost = 8;
   std::string others;
-  for (int rank = 0; rank < Size(); ++rank) {
-    if (rank != Rank()) others += Concat(others.empty() ? "" : " or ", rank);
+  int named = 0;
+  for (int rank = 0; rank < Size() && named < kMost; ++rank) {
+    if (rank == Rank()) continue;
+    others += Concat(named == 0 ? "" : " or ", rank);
+    ++named;
   }
-  return others;
+  const int more = Size() - 1 - named;
+  return more == 0 ? others : Concat(others, " or any of ", more, " more");
+}
+
+/// Aborts NCCL's communicator if the exchange has ended; throws the error that ended it.
+void NcclTransport::CheckExchange() {
+  try {
+    comm().Check();
+  } catch (const Error& error) {
+    End(error, false);  // the other ranks know already
+    throw;
+  }
 }
 
 /// Aborts NCCL's communicator if the exchange has ended or NCCL has met an error; throws that
 /// error.
 void NcclTransport::Check() {
+  CheckExchange();
   try {
-    comm().Check();
-  } catch (const Error& error) {
-    End(error, false);  // the other ranks know already
-  }
-  try {
-    (void)IsReady("watching NCCL's communicator");
+    (void)IsReady(kWatching);
   } catch (const Error& error) {
     End(error, true);
     throw;
@@ -172,11 +195,14 @@ void NcclTransport::Check() {
 /// ranks.
 void NcclTransport::End(const Error& error, bool tell) {
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(ending_);
     if (ended_) return;
     ended_ = error;
   }
-  if (tell) Tell(error);  // first: aborting may wait for CUDA
+  try {
+    if (tell) Tell(error);           // first: aborting may wait for CUDA
+  } catch (const std::bad_alloc&) {  // whoever waits here still gets the error, and tells
+  }
   const std::lock_guard lock(mutex_);
   if (nccl_ != nullptr) (void)library_.calls().CommAbort(nccl_);
   nccl_ = nullptr;
@@ -188,12 +214,14 @@ void NcclTransport::Watch() {
   } catch (const Error& error) {
     return End(error, true);
   }
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock(ending_);
   while (!wake_.wait_for(lock, kBetweenLooks, [this] { return closing_ || ended_; })) {
     lock.unlock();
     try {
-      Check();
+      CheckExchange();
       CheckOperation();
+      const std::unique_lock calls(mutex_, std::try_to_lock);  // else a call waits, maybe for CUDA
+      if (calls) (void)Poll(kWatching);
     } catch (const Error& error) {
       return End(error, true);  // kept in ended_ for the threads that wait
     }

@@ -5,7 +5,8 @@
 /// exchange's communicator. NCCL itself notices neither dead ranks nor ended exchanges: its kernels
 /// would spin on the device for ever, and with them all code that waits for a stream, in this
 /// package or not. So a thread checks every 50 ms whether the exchange has ended, by a lost rank or
-/// Fail, and then aborts NCCL's communicator, and with it the kernels.
+/// Fail, or an operation exceeds its limit, and then aborts NCCL's communicator, and with it the
+/// kernels. While a call of NCCL's itself waits for CUDA, it only tells the other ranks.
 ///
 /// Work that was enqueued after an aborted message runs all the same, on undefined data: callers
 /// must wait by Await before they rely on what was received.
@@ -64,10 +65,13 @@ class NcclTransport final : public GpuTransport {
   void Check() override;
 
  private:
+  void ThrowIfEnded();
   void RequireConnected(int peer, cudaStream_t stream);
   void Group(const std::string& what, const std::function<void()>& calls);
   void MustSucceed(nccl::Result result, const char* call, const std::string& what);
   bool IsReady(const std::string& what);
+  bool Poll(const std::string& what);
+  void CheckExchange();
   std::string AwaitedRanks() const override;
   void OnWaitFailed(const Error& error) override { End(error, true); }
   void End(const Error& error, bool tell);
@@ -76,8 +80,10 @@ class NcclTransport final : public GpuTransport {
   const nccl::Library& library_;
   std::vector<bool> connected_;  // by peer
 
-  std::mutex mutex_;  // guards the following, and every call of NCCL
+  std::mutex mutex_;  // guards nccl_, and every call of NCCL, which may wait for CUDA
   nccl::Comm nccl_ = nullptr;
+
+  std::mutex ending_;  // guards the following; who holds it calls neither NCCL nor CUDA
   std::optional<Error> ended_;
   bool closing_ = false;
   std::condition_variable wake_;

@@ -176,7 +176,7 @@ std::vector<double> TimedCopies(int device, std::int64_t entries, int repetition
   return seconds;
 }
 
-void LoadMerges(int device) {
+void LoadKernels(int device) {
   TimedMerges(device, 1, 0, [](cudaStream_t stream, const std::string& what) {
     Check(cudaStreamSynchronize(stream), what.c_str());
   });

@@ -28,7 +28,7 @@ namespace hvd_sparse::cuda {
 
 /// Runs each kernel of the collectives once, which loads it: loading waits for whatever runs on the
 /// device (see MessageRoom). So call it before the ranks connect.
-void LoadMerges(int device);
+void LoadKernels(int device);
 
 /// Returns the collectives over `transport`, which moves memory of `device`.
 std::unique_ptr<GpuCollectives> MakeGpuCollectives(int device,

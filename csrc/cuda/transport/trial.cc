@@ -35,9 +35,8 @@ Trial::Trial(int size)
 
 void Trial::Run(GpuTransport* transport) {
   const int rank = transport->Rank(), size = transport->Size();
-  auto *const sent = static_cast<std::uint8_t*>(sent_.get()), *const received =
-                                                                  static_cast<std::uint8_t*>(
-                                                                      received_.get());
+  auto* const sent = static_cast<std::uint8_t*>(sent_.get());
+  auto* const received = static_cast<std::uint8_t*>(received_.get());
   std::vector<DeviceOut> out;
   std::vector<DeviceIn> in;
   std::int64_t at = 0;

@@ -69,7 +69,7 @@ std::map<std::string, std::weak_ptr<World>> worlds;
 std::atomic<std::uint64_t> ids{1};
 std::atomic<int> communicators{0}, groups{0}, next_error{0}, groups_before_it{0}, unfinished{0};
 std::atomic<int> refused{-1}, refusal{0}, changed{-1};  // ranks, and a result
-std::atomic<bool> behind{false};
+std::atomic<bool> behind{false}, sends_are_held{false};
 thread_local std::string last_error;
 
 struct Operation {
@@ -196,6 +196,7 @@ void fake_nccl_refuse_rank(int rank, int result) {
   refused = rank;
   refusal = result;
 }
+void fake_nccl_hold_sends(bool hold) { sends_are_held = hold; }
 void fake_nccl_change_messages_of(int rank) { changed = rank; }
 void fake_nccl_run_behind(int on) { behind = on != 0; }
 int fake_nccl_groups() { return groups; }
@@ -304,6 +305,7 @@ int ncclGroupEnd() {
 int ncclSend(const void* from, std::size_t count, int type, int peer, ncclComm* comm,
              cudaStream_t stream) {
   const Inside inside;
+  while (sends_are_held) std::this_thread::yield();
   if (type != 1) return Refuse(kInvalidArgument, "the stand-in moves bytes");
   return Add(comm, {true, from, nullptr, count, peer, stream});
 }

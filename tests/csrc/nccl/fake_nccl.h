@@ -16,6 +16,9 @@ void fake_nccl_run_behind(int behind);
 /// Makes communicators of this rank fail as they are made, with `result`; -1: of no rank.
 void fake_nccl_refuse_rank(int rank, int result);
 
+/// Makes ncclSend wait until it is called with false.
+void fake_nccl_hold_sends(bool hold);
+
 /// Makes the first byte of all messages from this rank arrive changed; -1: of no rank.
 void fake_nccl_change_messages_of(int rank);
 

@@ -64,6 +64,14 @@ TEST_F(NcclExchange, ComesBeforeMpiWhichIsUsedWhereNcclCannotBe) {
   }
 }
 
+TEST_F(NcclExchange, IsNotUsedByDefaultWhereMpiIsAskedFor) {
+  ::unsetenv("HVD_SPARSE_NCCL");
+  ::setenv("HVD_SPARSE_CUDA_AWARE_MPI", "1", 1);
+  for (const StepBits& seen : RunRanks<float>(2, SpecOf(kGpu, "top_k", "gtopk", {}))) {
+    EXPECT_EQ(seen.Over("MPI"), kSteps);
+  }
+}
+
 TEST_F(NcclExchange, WhoAskedForNcclIsToldThatItIsMpi) {
   ::setenv("HVD_SPARSE_CUDA_AWARE_MPI", "auto", 1);
   ::unsetenv(nccl::kSharing);

@@ -111,6 +111,26 @@ TEST_P(NcclFailureOnTheDevice, IsEndedAtTheLimitThoughCudaAnswersNoCall) {
   });
 }
 
+TEST_P(NcclFailure, TheOthersAreToldWhenACallOfNcclsHangs) {
+  static auto* const hold = OF_FAKE_NCCL(fake_nccl_hold_sends);
+  OnRanks(2, [](Communicator& comm) {
+    WaitLimits limits;
+    limits.fail_seconds = 0.2;
+    const auto transport = Connect(&comm, limits);
+    WaitForOthers(comm, 0);
+    if (comm.Rank() == 0) {
+      hold(true);
+      transport->Begin("bucket 'b', gtopk");
+    }
+    const Error error = comm.Rank() == 0 ? Swap(transport.get(), 1) : Thrown([&] {
+      for (;; std::this_thread::yield()) comm.Check();
+    });
+    if (comm.Rank() == 1) hold(false);
+    EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
+    EXPECT_TRUE(Says(error, "rank 0 gave up waiting for CUDA after 0.2 s")) << error.what();
+  });
+}
+
 TEST_P(NcclFailure, WhatNcclMeetsEndsTheExchangeOnAllRanks) {
   OnRanks(3, [](Communicator& comm) {
     const auto transport = Connect(&comm);

@@ -34,7 +34,7 @@ const Fault kFaults[] = {
     {"ARankCannotJoin", [] { OF_FAKE_NCCL(fake_nccl_refuse_rank)(1, nccl::kRemoteError); },
      "rank 1: rank 1 failed in "},
     {"AMessageArrivesChanged", [] { OF_FAKE_NCCL(fake_nccl_change_messages_of)(2); },
-     "rank 0: of messages that try NCCL, that of rank 2 arrived changed"},
+     "of messages that try NCCL, that of rank 2 arrived changed"},
     {"AMessageFails", [] { OF_FAKE_NCCL(fake_nccl_break_group)(nccl::kRemoteError, 0); },
      "remote error"},
 };
@@ -84,6 +84,17 @@ INSTANTIATE_TEST_SUITE_P(Where, NcclTrial, testing::ValuesIn(kFaults),
                          [](const auto& run) { return std::string(run.param.name); });
 
 class NcclTrialAlone : public WithFakeNccl {};
+
+/// The rank that failed waits for those that still try, and must not give up first.
+TEST_F(NcclTrialAlone, ThatFailsEarlyOnARankEndsBeforeThatRankGivesUp) {
+  ::setenv("HVD_SPARSE_TIMEOUT_SECONDS", "2", 1);
+  OF_FAKE_NCCL(fake_nccl_refuse_rank)(1, nccl::kRemoteError);
+  TcpRanks(3, WaitLimits::FromEnvironment()).Run([](Communicator& comm) {
+    const DeviceConnection made = ConnectDevices(&comm, kGpu);
+    EXPECT_EQ(made.collectives, nullptr);
+    EXPECT_NE(made.how.find("rank 1 failed in "), std::string::npos) << made.how;
+  });
+}
 
 TEST_F(NcclTrialAlone, EndsTheExchangeWhereARankIsLostInIt) {
   TcpRanks ranks(3);
