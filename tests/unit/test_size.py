@@ -19,7 +19,7 @@ MOST = {
     "csrc/bindings": 1661,
     "csrc/collectives": 2075,
     "csrc/comm": 2999,
-    "csrc/cuda": 4450,
+    "csrc/cuda": 4453,
     "csrc/devices": 179,
     "csrc/exchange": 3383,
     "csrc/kernels": 1719,

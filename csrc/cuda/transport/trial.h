@@ -15,6 +15,11 @@ class Trial {
   /// Allocates memory of the current device, before the `size` ranks connect: see MessageRoom.
   explicit Trial(int size);
 
+  /// Waits for its work: destroy the transport first, which ends the wait for other ranks.
+  ~Trial() { (void)cudaStreamSynchronize(stream_.get()); }
+  Trial(const Trial&) = delete;
+  Trial& operator=(const Trial&) = delete;
+
   /// Sends messages to up to kMessagesAtOnce ranks after this one and receives as many from those
   /// before it, all at the same time, and compares what arrives. The message to the next rank is
   /// long, since networks treat long ones in another way. Collective.
