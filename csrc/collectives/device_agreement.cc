@@ -66,6 +66,10 @@ Wish WishFor(const GpuTransportOption& option) {
   return text == "1" ? Wish::kAlways : Wish::kIfPossible;
 }
 
+void Append(const std::string& reason, std::string* reasons) {
+  *reasons += Concat(reasons->empty() ? "" : "; ", reason);
+}
+
 /// Receives messages of fixed length. Throws Disagreement for any other length: its sender runs
 /// another version of this package.
 void Receive(Communicator* comm, Span<Incoming> in) {
@@ -82,8 +86,8 @@ std::string WhyNot(const GpuTransportOption& option, const std::vector<Statement
   for (const bool timed_out : {false, true}) {  // who waited knows less
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
       const Statement& one = ranks[rank];
-      if (!one.problem.empty() && one.timed_out == timed_out)
-        return Concat("rank ", rank, ": ", one.problem);
+      if (one.problem.empty() || one.timed_out != timed_out) continue;
+      return Concat("rank ", rank, ": ", one.problem);
     }
   }
   std::vector<std::string> descriptions;
@@ -131,10 +135,9 @@ Decision Decide(const GpuTransportOptions& table, const std::vector<std::vector<
     }
     if (!is_wanted) continue;
     const std::string reason = Concat(option.name, " is not used: ", problem);
-    why += Concat(why.empty() ? "" : "; ", reason);
+    Append(reason, &why);
     if (some_wish(Wish::kNever) || some_wish(Wish::kByDefault)) continue;  // needs no warning
-    unmet += Concat(unmet.empty() ? "" : "; ", reason, " (with ", option.variable,
-                    "=0 no rank tries it)");
+    Append(Concat(reason, " (with ", option.variable, "=0 no rank tries it)"), &unmet);
   }
   Put(unmet, decision.text);
   Put(why, decision.why);
@@ -231,8 +234,8 @@ DeviceAgreement AgreeOnTrial(Communicator* comm, DeviceAgreement agreed, Stateme
   const DeviceAgreement outcome = AgreeOnGpuTransport(comm, {&tried}, {own});
   if (outcome.option != nullptr) return agreed;
   agreed.option = nullptr;
-  agreed.why += Concat(agreed.why.empty() ? "" : "; ", outcome.why);
-  agreed.unmet += Concat(agreed.unmet.empty() ? "" : "; ", outcome.unmet);
+  Append(outcome.why, &agreed.why);
+  Append(outcome.unmet, &agreed.unmet);
   return agreed;
 }
 

@@ -55,9 +55,11 @@ class GpuCollectives {
 
 struct DeviceConnection {
   std::unique_ptr<GpuCollectives> collectives;  ///< the communicator must outlive it; may be null
-  std::string
-      warning;      ///< says which transport users asked for, or has failed its trial; may be empty
-  std::string how;  ///< says how blocks go from device to device, and why so; equal on all ranks
+
+  /// Says which transport users asked for and do not get, or has failed its trial; may be empty.
+  std::string warning;
+  /// Says how blocks go from device to device, and why so; equal on all ranks.
+  std::string how;
 };
 
 }  // namespace hvd_sparse

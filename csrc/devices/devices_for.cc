@@ -60,10 +60,6 @@ GpuTransportOptions OptionsOfThisBuild() {
 #endif
 }
 
-}  // namespace
-
-namespace {
-
 /// Returns this rank's statement about each option. What a user asks for precedes a default.
 std::vector<Statement> OwnStatements(const GpuTransportOptions& table,
                                      const std::string& memory_problem, int device) {
@@ -80,6 +76,25 @@ std::vector<Statement> OwnStatements(const GpuTransportOptions& table,
     }
   }
   return own;
+}
+
+/// Makes the network that the ranks have agreed on. If it has failed its trial on a rank, returns
+/// null, and `agreed` says why. `own` is this rank's statement about it.
+std::unique_ptr<GpuCollectives> Connect(Communicator* comm, Device device, const Statement& own,
+                                        DeviceAgreement* agreed) {
+  const GpuTransportOption& option = *agreed->option;
+  if (!option.is_default) return option.connect(comm, device.index, agreed->invitation);
+  std::unique_ptr<GpuCollectives> made;
+  std::optional<Error> problem;
+  try {
+    made = option.connect(comm, device.index, agreed->invitation);
+  } catch (...) {
+    problem = CurrentError(comm->Rank(), Concat("the trial of ", option.name));
+  }
+  *agreed = AgreeOnTrial(comm, *agreed, own, problem);
+  if (agreed->option == nullptr) return nullptr;
+  made->EndTrial();
+  return made;
 }
 
 }  // namespace
@@ -102,29 +117,6 @@ std::vector<GpuTransportFacts> AskGpuTransports(const std::string& memory_proble
   }
   return facts;
 }
-
-namespace {
-
-/// Makes the network that the ranks have agreed on. If it has failed its trial on a rank, returns
-/// null, and `agreed` says why. `own` is this rank's statement about it.
-std::unique_ptr<GpuCollectives> Connect(Communicator* comm, Device device, const Statement& own,
-                                        DeviceAgreement* agreed) {
-  const GpuTransportOption& option = *agreed->option;
-  if (!option.is_default) return option.connect(comm, device.index, agreed->invitation);
-  std::unique_ptr<GpuCollectives> made;
-  std::optional<Error> problem;
-  try {
-    made = option.connect(comm, device.index, agreed->invitation);
-  } catch (...) {
-    problem = CurrentError(comm->Rank(), Concat("the trial of ", option.name));
-  }
-  *agreed = AgreeOnTrial(comm, *agreed, own, problem);
-  if (agreed->option == nullptr) return nullptr;
-  made->EndTrial();
-  return made;
-}
-
-}  // namespace
 
 DeviceConnection ConnectDevices(Communicator* comm, Device device) {
   const GpuTransportOptions table = OptionsOfThisBuild();

@@ -17,10 +17,10 @@ SUFFIXES = {".py", ".h", ".cc", ".cu", ".cuh"}
 MOST = {
     "csrc/base": 418,
     "csrc/bindings": 1661,
-    "csrc/collectives": 2075,
+    "csrc/collectives": 2076,
     "csrc/comm": 2999,
-    "csrc/cuda": 4453,
-    "csrc/devices": 179,
+    "csrc/cuda": 4451,
+    "csrc/devices": 175,
     "csrc/exchange": 3383,
     "csrc/kernels": 1719,
     "csrc/sparsifiers": 793,

@@ -136,12 +136,28 @@ class Divider {
   std::size_t used_ = 0;
 };
 
+/// Returns how many bytes `divide(Divider*)` takes from a Divider.
+template <typename Divide>
+std::size_t SizeOfAll(Divide divide) {
+  Divider divider;
+  divide(&divider);
+  return divider.used();
+}
+
 /// A piece of memory that is freed with the object.
 template <typename Memory>
 class OwnedBytes {
  public:
   explicit OwnedBytes(std::size_t bytes)
       : memory_(Memory::Allocate(bytes > 0 ? bytes : 1)), size_(bytes) {}
+
+  /// Makes as much memory as `divide(Divider*)` takes, and divides it.
+  template <typename Divide, typename = std::enable_if_t<!std::is_integral_v<Divide>>>
+  explicit OwnedBytes(Divide divide) : OwnedBytes(SizeOfAll(divide)) {
+    Divider divider(get());
+    divide(&divider);
+  }
+
   ~OwnedBytes() { Memory::Free(memory_); }
   OwnedBytes(const OwnedBytes&) = delete;
   OwnedBytes& operator=(const OwnedBytes&) = delete;
@@ -165,25 +181,10 @@ class OwnedBytes {
 /// Pinned memory of the CPU, which the device copies from and to by itself.
 using PinnedBytes = OwnedBytes<PinnedMemory>;
 
-/// Returns how many bytes `divide(Divider*)` takes from a Divider.
-template <typename Divide>
-std::size_t SizeOfAll(Divide divide) {
-  Divider divider;
-  divide(&divider);
-  return divider.used();
-}
-
 /// Memory of the current device.
 class DeviceBytes : public OwnedBytes<DeviceMemory> {
  public:
   using OwnedBytes::OwnedBytes;
-
-  /// Makes as much memory as `divide(Divider*)` takes, and divides it.
-  template <typename Divide, typename = std::enable_if_t<!std::is_integral_v<Divide>>>
-  explicit DeviceBytes(Divide divide) : OwnedBytes(SizeOfAll(divide)) {
-    Divider divider(get());
-    divide(&divider);
-  }
 
   void Clear(cudaStream_t stream) const {
     cuda::Clear(static_cast<char*>(get()), static_cast<std::int64_t>(size()), stream);

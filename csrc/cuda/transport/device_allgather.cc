@@ -136,11 +136,7 @@ void DeviceAllgather::Run(SparseBlock* block, CollectiveContext& ctx) {
   DeviceRound round("allgather", &work, &gpu_transport_, &counted_, &ctx);
   PutEntries(*block, {0, block->count()}, own);
   work.Upload(own, kEntryBytes * block->count(), sum.Received(rank));
-  DeviceBlockHeader identity;
-  identity.bucket = header.bucket;
-  identity.step = header.step;
-  identity.asked = header.asked;
-  const std::vector<DeviceBlockHeader> headers = sum.Headers(identity);
+  const std::vector<DeviceBlockHeader> headers = sum.Headers(IdentityOf(header));
   std::copy(headers.begin(), headers.end(), staged);
   work.Upload(staged, size + 1, sum.headers());
 

@@ -18,9 +18,7 @@ void TransportGTopK::Fit(std::int64_t numel, std::int64_t k, const CollectiveOpt
               divider->Take<float>(k)};
     }
   };
-  staging_ = std::make_unique<PinnedBytes>(SizeOfAll(divide));
-  Divider divider(staging_->get());
-  divide(&divider);
+  staging_ = std::make_unique<PinnedBytes>(divide);
   rounds_ = std::make_unique<DeviceGTopK>(numel, k, options, &counted_);
   rounds_->ClearBlocks(OwnStream(device_).get());
   numel_ = numel;
@@ -41,12 +39,9 @@ void TransportGTopK::Run(SparseBlock* block, CollectiveContext& ctx) {
 
   DeviceRound round("gtopk", &work, &gpu_transport_, &counted_, &ctx);
   const DeviceBlock& own = rounds_->selected();
-  *sent_.header = {};
+  *sent_.header = IdentityOf(header);
   sent_.header->count = static_cast<std::uint32_t>(count);
   sent_.header->verdict = header.verdict;
-  sent_.header->bucket = header.bucket;
-  sent_.header->step = header.step;
-  sent_.header->asked = header.asked;
   for (std::int64_t i = 0; i < count; ++i) sent_.indices[i] = Marked(block->indices()[i], true);
   std::copy_n(block->values(), count, sent_.values);
   work.Upload(sent_.header, 1, own.header);

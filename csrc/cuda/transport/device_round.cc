@@ -60,6 +60,14 @@ void DeviceRound::End() {
   ctx_.rounds.push_back(std::move(times_));
 }
 
+DeviceBlockHeader IdentityOf(const BlockHeader& header) {
+  DeviceBlockHeader identity;
+  identity.bucket = header.bucket;
+  identity.step = header.step;
+  identity.asked = header.asked;
+  return identity;
+}
+
 char* PutEntries(const SparseBlock& block, Range range, char* message) {
   const auto count = static_cast<std::size_t>(range.size());
   std::memcpy(message, block.indices() + range.begin, count * sizeof(Index));

@@ -13,6 +13,7 @@
 #include "csrc/base/sparse_block.h"
 #include "csrc/base/types.h"
 #include "csrc/collectives/sparse_allreduce.h"
+#include "csrc/cuda/base/device_block.h"
 #include "csrc/cuda/base/device_transport.h"
 #include "csrc/cuda/base/work.h"
 #include "csrc/cuda/transport/gpu_transport.h"
@@ -79,6 +80,10 @@ class DeviceRound {
   const std::string what_;
   Work& work_;
 };
+
+/// Returns the header of an empty block on a device that has the bucket, the step and the k of one
+/// on the CPU.
+DeviceBlockHeader IdentityOf(const BlockHeader& header);
 
 // ---- Entries as messages that are as long as they are many: indices, then values ----------------
 

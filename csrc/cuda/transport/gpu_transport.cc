@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "csrc/base/process.h"
+
 namespace hvd_sparse::cuda {
 
 GpuTransport::GpuTransport(Communicator* comm, int device, const WaitLimits& limits, bool on_trial)
@@ -31,7 +33,7 @@ std::string GpuTransport::Described(Span<const DeviceOut> out, Span<const Device
 void GpuTransport::Begin(const std::string& operation) {
   const std::lock_guard lock(mutex_);
   operation_ = operation;
-  went_on_ = std::chrono::steady_clock::now();
+  went_on_ = SteadySeconds();
 }
 
 void GpuTransport::Await(cudaStream_t stream, const std::string& what) {
@@ -57,8 +59,7 @@ void GpuTransport::CheckOperation() const {
   const WaitLimits limits = CurrentLimits();
   const std::lock_guard lock(mutex_);
   if (!went_on_ || limits.fail_seconds == 0) return;
-  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - *went_on_;
-  if (taken.count() < limits.fail_seconds + 1) return;
+  if (SteadySeconds() < *went_on_ + limits.fail_seconds + 1) return;
   Throw(ErrorKind::kTimeout, "rank ", Rank(), " ", limits.TimeoutMessage("CUDA"), " in ",
         operation_, ": its calls wait for kernels on the device");
 }
@@ -79,7 +80,7 @@ void GpuTransport::WaitUntil(const std::function<bool()>& done, const std::strin
     }
     check();  // a stream may have passed only because the exchange ended
     const std::lock_guard lock(mutex_);
-    if (went_on_) went_on_ = std::chrono::steady_clock::now();
+    if (went_on_) went_on_ = SteadySeconds();
   } catch (const Error& error) {
     OnWaitFailed(error);
     throw;

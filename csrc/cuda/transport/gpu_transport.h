@@ -10,7 +10,6 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -26,8 +25,9 @@
 
 namespace hvd_sparse::cuda {
 
-/// The longest wait of a trial; at most half of any other, so that no rank gives up on those that
-/// still try. NCCL needs some time to connect a thousand ranks.
+/// The longest wait of a trial, or half of HVD_SPARSE_TIMEOUT_SECONDS if that is shorter: a rank
+/// whose trial has failed waits for those that still try. NCCL takes some time to connect many
+/// ranks.
 constexpr double kTrialSeconds = 30;
 
 /// Work is enqueued from one thread at a time; Check may be called from any.
@@ -99,8 +99,8 @@ class GpuTransport : public DeviceTransport {
   std::atomic<bool> on_trial_;
   mutable std::mutex mutex_;  // guards the following, for CheckOperation
   std::string operation_ = "messages";
-  // When the operation began or last went on; none: no operation is under way.
-  std::optional<std::chrono::steady_clock::time_point> went_on_;
+  // SteadySeconds when the operation began or last went on; none: no operation is under way.
+  std::optional<double> went_on_;
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<Event> mark_;
 };

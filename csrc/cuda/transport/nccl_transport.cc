@@ -200,9 +200,11 @@ void NcclTransport::End(const Error& error, bool tell) {
     ended_ = error;
   }
   try {
-    if (tell) Tell(error);           // first: aborting may wait for CUDA
-  } catch (const std::bad_alloc&) {  // whoever waits here still gets the error, and tells
+    if (tell) Tell(error);
+  } catch (const std::bad_alloc&) {
+    // Whoever waits on this rank still gets the error, and tells.
   }
+  // Last, since aborting may wait for CUDA.
   const std::lock_guard lock(mutex_);
   if (nccl_ != nullptr) (void)library_.calls().CommAbort(nccl_);
   nccl_ = nullptr;

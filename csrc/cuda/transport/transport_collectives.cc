@@ -177,8 +177,8 @@ std::vector<double> TimedCopies(int device, std::int64_t entries, int repetition
 }
 
 void LoadKernels(int device) {
-  TimedMerges(device, 1, 0, [](cudaStream_t stream, const std::string& what) {
-    Check(cudaStreamSynchronize(stream), what.c_str());
+  TimedMerges(device, 1, 0, [](cudaStream_t stream, const std::string&) {
+    Check(cudaStreamSynchronize(stream), "finish its work");
   });
 }
 

@@ -43,7 +43,7 @@ class NcclTrial : public WithFakeNccl, public testing::WithParamInterface<Fault>
  protected:
   void SetUp() override {
     WithFakeNccl::SetUp();
-    ::setenv("HVD_SPARSE_TIMEOUT_SECONDS", "0.5", 1);  // the others wait that long
+    ::setenv("HVD_SPARSE_TIMEOUT_SECONDS", "0.5", 1);  // the others wait half as long
     ::unsetenv("HVD_SPARSE_NCCL");
     GetParam().begin();
   }
