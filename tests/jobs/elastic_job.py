@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.jobs.launch import ROOT, environment
+from tests.jobs.launch import JOB_SECONDS, ROOT, environment
 
 # Three names of this machine: Horovod takes them for three hosts, none of which needs ssh.
 HOSTS = ("localhost", "127.0.0.1", socket.gethostname())
@@ -28,7 +28,6 @@ class ElasticJob:
         program: The program and its arguments.
         hosts: The initial hosts.
         min_ranks: Number of ranks that the job needs to continue.
-        timeout: Seconds after which the whole job has failed.
     """
 
     def __init__(
@@ -37,12 +36,11 @@ class ElasticJob:
         program: Sequence[str],
         *,
         hosts: Sequence[str],
-        timeout: float,
         min_ranks: int = 2,
     ) -> None:
         self.lines: list[str] = []
         self._hosts = folder / "hosts"
-        self._end = time.monotonic() + timeout
+        self._end = time.monotonic() + JOB_SECONDS
         self._coming: queue.Queue[str | None] = queue.Queue()
         self.set_hosts(hosts)
         script = folder / "discover.sh"

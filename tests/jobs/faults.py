@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import virtual_cluster
 from virtual_cluster import VirtualCluster
 
-from tests.jobs.launch import ROOT, TELL_STATUS, Job, mpirun, mpirun_without_help
+from tests.jobs.launch import JOB_SECONDS, ROOT, TELL_STATUS, Job, mpirun, mpirun_without_help
 
 FAULTY = "tests/jobs/faulty.py"
 RANKS = 3
@@ -171,9 +171,9 @@ def break_job(fault: Fault, *options: str) -> Outcome:
     inside = _with_shm(fault.shm) if fault.shm else []
     command = [FAULTY, fault.name, *options]
     try:
-        job = start(RANKS, command, timeout=90, inside=inside, **fault.env)
+        job = start(RANKS, command, inside=inside, **fault.env)
     except AssertionError as error:
-        return Outcome(90.0, "hangs", ("did not end",), str(error))
+        return Outcome(JOB_SECONDS, "hangs", ("did not end",), str(error))
     return _judge(fault, job, time.time())
 
 

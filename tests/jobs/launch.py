@@ -16,6 +16,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
+# Limit of a job: below that of a test, and far above what a job takes on a busy machine. What must
+# end in time has a limit of its own.
+JOB_SECONDS = 240
 SITE = ROOT / "tests" / "jobs" / "site"  # imported by Python before the program
 # A command for sh that runs another command and prints its exit status.
 TELL_STATUS = '"$@"; echo "rank $OMPI_COMM_WORLD_RANK ended with status $?"'
@@ -46,8 +49,11 @@ def environment(**extra: str) -> dict[str, str]:
     return env | extra
 
 
-def run(command: list[str], *, timeout: float, **extra: str) -> Job:
-    """Runs a command to its end; kills it and fails if it exceeds `timeout` seconds."""
+def run(command: list[str], *, timeout: float = JOB_SECONDS, **extra: str) -> Job:
+    """Runs a command to its end.
+
+    Kills it if it exceeds `timeout` seconds, and fails with where its ranks were.
+    """
     start = time.monotonic()
     process = subprocess.Popen(
         command,
@@ -62,18 +68,20 @@ def run(command: list[str], *, timeout: float, **extra: str) -> Job:
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        # Ranks may have sessions of their own, which torchrun and mpirun end if they can.
-        os.killpg(process.pid, signal.SIGTERM)
-        try:
-            output, _ = process.communicate(timeout=10)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            output, _ = process.communicate()
-        raise AssertionError(f"still running after {timeout} s: {command}\n{output}") from None
+        # mpirun passes SIGUSR1 on: see site/sitecustomize.py. Ranks may have sessions of their own,
+        # which torchrun and mpirun end if they can.
+        for number, seconds in ((signal.SIGUSR1, 2), (signal.SIGTERM, 10), (signal.SIGKILL, None)):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                output, _ = process.communicate(timeout=seconds)
+                break
+        what = f"{' '.join(command[-3:])} was still running after {timeout} s"
+        raise AssertionError(f"{what}\n{command}\n{output}") from None
     return Job(process.returncode, output, time.monotonic() - start)
 
 
-def ranks_alone(ranks: int, program: list[str], *, timeout: float = 120) -> list[tuple[int, str]]:
+def ranks_alone(ranks: int, program: list[str]) -> list[tuple[int, str]]:
     """Runs ranks of torch.distributed, of which no launcher ends those that others leave behind.
 
     Returns:
@@ -92,20 +100,18 @@ def ranks_alone(ranks: int, program: list[str], *, timeout: float = 120) -> list
         )
         for rank in range(ranks)
     ]
-    outputs = [process.communicate(timeout=timeout)[0] for process in processes]
+    outputs = [process.communicate(timeout=JOB_SECONDS)[0] for process in processes]
     return [(one.returncode, text) for one, text in zip(processes, outputs, strict=True)]
 
 
-def mpirun(
-    ranks: int, program: list[str], *, timeout: float, inside: Sequence[str] = (), **extra: str
-) -> Job:
+def mpirun(ranks: int, program: list[str], *, inside: Sequence[str] = (), **extra: str) -> Job:
     """Runs `mpirun -np RANKS python PROGRAM...`, optionally within the command `inside`."""
     command = [*inside, *_mpirun(ranks), sys.executable, *program]
-    return run(command, timeout=timeout, **extra)
+    return run(command, **extra)
 
 
 def mpirun_without_help(
-    ranks: int, program: list[str], *, timeout: float, inside: Sequence[str] = (), **extra: str
+    ranks: int, program: list[str], *, inside: Sequence[str] = (), **extra: str
 ) -> Job:
     """Like `mpirun`, but mpirun does not end the survivors of a rank that failed.
 
@@ -114,7 +120,7 @@ def mpirun_without_help(
     """
     mpirun = [*inside, *_mpirun(ranks), "--enable-recovery"]
     command = [*mpirun, "sh", "-c", TELL_STATUS, "sh", sys.executable]
-    return run([*command, *program], timeout=timeout, **extra)
+    return run([*command, *program], **extra)
 
 
 def _mpirun(ranks: int) -> list[str]:
@@ -122,11 +128,11 @@ def _mpirun(ranks: int) -> list[str]:
 
 
 def horovodrun(
-    ranks: int, program: list[str], *, timeout: float, options: tuple[str, ...] = (), **extra: str
+    ranks: int, program: list[str], *, options: tuple[str, ...] = (), **extra: str
 ) -> Job:
     """Runs `horovodrun -np RANKS python PROGRAM...`."""
     command = ["horovodrun", "-np", str(ranks), *options]
-    return run([*command, sys.executable, *program], timeout=timeout, **extra)
+    return run([*command, sys.executable, *program], **extra)
 
 
 def free_port() -> int:

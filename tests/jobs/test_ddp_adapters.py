@@ -61,7 +61,6 @@ def job(packages, ranks, framework, *runs):
     torchrun = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", str(ranks)]
     done = run(
         [*torchrun, __file__, f"ddp_{framework}", json.dumps(told)],
-        timeout=200,
         PYTHONPATH=os.pathsep.join([str(SITE), str(ROOT), str(ROOT / "examples"), packages]),
     )
     statuses = [

@@ -30,7 +30,7 @@ def replayed(file, *, ranks=2, modes=MODES):
     options = ["--dilation=0.1", "--steps=2", "--turns=1", "--untimed=1", "--bucket-mb=1"]
     options += [f"--ddp=127.0.0.1:{free_port()}", "--interface=lo", f"--json={file}"]
     program = ["benchmarks/replay.py", *options, *(f"--mode={mode}" for mode in modes)]
-    return mpirun(ranks, program, timeout=120)
+    return mpirun(ranks, program)
 
 
 @pytest.mark.long
@@ -74,7 +74,7 @@ def test_the_table_has_every_row_and_is_not_measured_again(tmp_path):
         "--model=ResNet-20", "--dilation=0.1", "--steps=2", "--turns=1", f"--folder={tmp_path}",
         "--markdown",
     ]  # fmt: skip
-    job = run(command, timeout=120)
+    job = run(command)
     assert job.status == 0, job.output
     lines = job.output.splitlines()
     for title in TITLES:
@@ -84,7 +84,7 @@ def test_the_table_has_every_row_and_is_not_measured_again(tmp_path):
     files = sorted(tmp_path.iterdir())
     assert len(files) == 2
     written = {file: file.stat().st_mtime_ns for file in files}
-    again = run(command, timeout=60)
+    again = run(command)
     assert again.status == 0, again.output
     assert "ranks of ResNet-20 need" not in again.output
     assert {file: file.stat().st_mtime_ns for file in files} == written
@@ -96,7 +96,7 @@ def test_the_overhead_of_the_hook_is_paired(tmp_path):
     file = tmp_path / "result.json"
     options = ["--model=ResNet-20", "--forward=0.01", "--backward=0.02", "--steps=5", "--turns=2"]
     program = [sys.executable, "benchmarks/ddp_hooks.py", "overhead", *options]
-    job = run([*program, f"--json={file}"], timeout=120)
+    job = run([*program, f"--json={file}"])
     assert job.status == 0, job.output
     result = json.loads(file.read_text())
     assert result["verified"]

@@ -41,7 +41,7 @@ def played():
             folder.mkdir()
             program = ["-m", "tests.docs.run_blocks", framework, str(folder)]
             try:
-                output = mpirun(RANKS, program, timeout=250, HVD_SPARSE_TIMEOUT_SECONDS="60").output
+                output = mpirun(RANKS, program, HVD_SPARSE_TIMEOUT_SECONDS="60").output
             except AssertionError as still_running:
                 output = str(still_running)
             outcomes = [

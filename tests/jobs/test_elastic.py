@@ -12,7 +12,6 @@ from tests.marks import long
 
 PROGRAM = "tests/jobs/elastic_ranks.py"
 TENSORFLOW = "tests/jobs/elastic_tensorflow_ranks.py"
-SECONDS = 180.0
 
 # Tests on two ranks cover the differences: test_elastic.py and test_elastic_keras.py in
 # tests/parallel_tensorflow.
@@ -31,7 +30,7 @@ def test_a_rank_that_joins_starts_from_its_share_and_a_killed_one_takes_only_its
     if compression == "local" and interface == [TENSORFLOW]:
         pytest.skip("a tape takes no steps, so it has no local ones")
     program = [*interface, "3", "2", "--compression", compression]
-    with ElasticJob(tmp_path, program, hosts=HOSTS[:2], timeout=SECONDS) as job:
+    with ElasticJob(tmp_path, program, hosts=HOSTS[:2]) as job:
         job.wait_for("three steps as 2")
         job.set_hosts(HOSTS)
         joined = job.wait_for(r"reasons \['new', 'update'\] size 3 total (\d+) shares \[(.*)\]")
@@ -54,7 +53,7 @@ def test_ranks_keep_their_own_when_all_are_back_and_one_that_is_taken_out_hands_
     interface, tmp_path
 ):
     program = [*interface, "3", "2", "--compression", "adaptive", "--fails"]
-    with ElasticJob(tmp_path, program, hosts=HOSTS, timeout=SECONDS) as job:
+    with ElasticJob(tmp_path, program, hosts=HOSTS) as job:
         job.wait_for(r"reasons \['failure'\] size 3")
         job.wait_for("reached 3")
         job.set_hosts(HOSTS[:2])
@@ -70,7 +69,7 @@ def test_ranks_go_on_from_zero_where_that_is_asked_for_when_rank_0_has_died_in_a
     interface, tmp_path
 ):
     program = [*interface, "2", "--policy", "reset", "--compression", "gtopk", "--dies", "0"]
-    with ElasticJob(tmp_path, program, hosts=HOSTS, timeout=SECONDS) as job:
+    with ElasticJob(tmp_path, program, hosts=HOSTS) as job:
         job.wait_for("met (PeerLost|HorovodInternal)Error")
         job.wait_for(r"reasons \['failure'\] size 2 total 0")
         assert job.finish() == 0, job.output
@@ -82,7 +81,7 @@ def test_ranks_go_on_from_zero_where_that_is_asked_for_when_rank_0_has_died_in_a
 @interfaces
 def test_a_rank_that_is_left_alone_keeps_what_it_holds_for_the_next_to_join(interface, tmp_path):
     program = [*interface, "2", "1", "2"]
-    with ElasticJob(tmp_path, program, hosts=HOSTS[:2], min_ranks=1, timeout=SECONDS) as job:
+    with ElasticJob(tmp_path, program, hosts=HOSTS[:2], min_ranks=1) as job:
         job.wait_for("reached 2")
         job.kill(1)
         alone = job.wait_for(r"reasons \['failure'\] size 1 total (\d+)")
@@ -98,7 +97,7 @@ def test_a_rank_that_is_left_alone_keeps_what_it_holds_for_the_next_to_join(inte
 @pytest.mark.parametrize("example", ["pytorch_digits_elastic.py", "tensorflow2_digits_elastic.py"])
 def test_the_example_goes_on_with_a_rank_more_and_with_one_less(example, tmp_path):
     program = [f"examples/{example}", "--epochs", "500"]
-    with ElasticJob(tmp_path, program, hosts=HOSTS[:2], timeout=SECONDS) as job:
+    with ElasticJob(tmp_path, program, hosts=HOSTS[:2]) as job:
         job.wait_for("epoch 2/500 with 2 ranks")
         job.set_hosts(HOSTS)
         found = job.wait_for(r"with 3 ranks: test accuracy (\d+\.\d+) %")

@@ -26,7 +26,7 @@ TINY = {
 def test_an_example_trains_and_accounts_for_it(example, compression, tmp_path):
     account = tmp_path / "account.json"
     arguments = [*TINY[example], "--compression", compression, "--json", str(account)]
-    job = horovodrun(2, [f"examples/{example}", *arguments], timeout=120)
+    job = horovodrun(2, [f"examples/{example}", *arguments])
     assert job.status == 0, job.output
     assert f"{compression}: " in job.output
 
@@ -48,7 +48,7 @@ def test_an_example_trains_and_accounts_for_it(example, compression, tmp_path):
 @pytest.mark.parametrize("compression", ["fp16", "topk", "gtopk", "gaussiank"])
 def test_digits_takes_every_compression(compression):
     arguments = ["--epochs", "1", "--compression", compression, "--density", "0.05"]
-    job = horovodrun(2, ["examples/pytorch_digits.py", *arguments], timeout=120)
+    job = horovodrun(2, ["examples/pytorch_digits.py", *arguments])
     assert job.status == 0, job.output
     assert f"{compression}: test accuracy" in job.output
 
@@ -57,7 +57,7 @@ def test_digits_takes_every_compression(compression):
 def test_a_run_that_was_interrupted_ends_like_one_that_was_not(tmp_path):
     def digits(epochs, name, *options):
         arguments = ["--epochs", str(epochs), "--json", str(tmp_path / name), *options]
-        job = horovodrun(2, ["examples/pytorch_digits.py", *arguments], timeout=120)
+        job = horovodrun(2, ["examples/pytorch_digits.py", *arguments])
         assert job.status == 0, job.output
         return job.output
 
@@ -79,7 +79,7 @@ def test_a_run_that_was_interrupted_ends_like_one_that_was_not(tmp_path):
 @pytest.mark.parametrize("compression", ["none", "lags"])
 def test_keras_trains(compression):
     arguments = ["--epochs", "1", "--batch-size", "64", "--compression", compression]
-    job = horovodrun(2, ["examples/tensorflow2_keras_digits.py", *arguments], timeout=120)
+    job = horovodrun(2, ["examples/tensorflow2_keras_digits.py", *arguments])
     assert job.status == 0, job.output
     assert f"{compression}: test accuracy" in job.output
 
@@ -89,7 +89,7 @@ def test_the_char_lm_takes_a_text_of_the_user_and_clips(tmp_path):
     text = tmp_path / "text"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 400)
     arguments = ["--text", str(text), "--epochs", "1", "--clip", "0.25", "--hidden", "32"]
-    job = horovodrun(2, ["examples/pytorch_char_lm.py", *arguments], timeout=120)
+    job = horovodrun(2, ["examples/pytorch_char_lm.py", *arguments])
     assert job.status == 0, job.output
     assert "perplexity per character" in job.output
 
@@ -100,7 +100,6 @@ def test_the_demo_prints_a_table_and_draws_a_picture(tmp_path):
     job = run(
         [sys.executable, "examples/demo.py", "--ranks", "2", "--epochs", "1",
          "--picture", str(picture)],
-        timeout=180,
     )  # fmt: skip
     assert job.status == 0, job.output
     for column in ("test accuracy", "bytes sent", "density", "seconds"):
@@ -112,7 +111,7 @@ def test_the_demo_prints_a_table_and_draws_a_picture(tmp_path):
 @pytest.mark.long
 def test_the_demo_shows_the_output_of_a_run_that_fails():
     options = ["--ranks", "2", "--epochs", "1", "--density", "7"]
-    job = run([sys.executable, "examples/demo.py", *options], timeout=180)
+    job = run([sys.executable, "examples/demo.py", *options])
     assert job.status != 0
     assert "density must lie in (0, 1], got 7.0" in job.output
 
@@ -123,7 +122,6 @@ def test_convergence_writes_its_verdict_and_fails_if_a_goal_is_missed(tmp_path):
     job = run(
         [sys.executable, "examples/convergence.py", "--ranks", "2", "--seeds", "1", "--only",
          "digits", "--method", "lags", "--epochs", "1", "--document", str(document)],
-        timeout=180,
     )  # fmt: skip
     text = document.read_text()
     assert "| dense |" in text

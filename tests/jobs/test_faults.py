@@ -17,7 +17,7 @@ def failed(job: Job, *ranks: int) -> bool:
 @pytest.mark.long
 @pytest.mark.parametrize("fault", ["kill", "kill in backward", "kill in wait"])
 def test_mpirun_ends_the_job_of_a_killed_rank(fault):
-    job = mpirun(2, [FAULTY, fault], timeout=60)
+    job = mpirun(2, [FAULTY, fault])
     assert job.status != 0, job.output
     assert LAST_STEP not in job.output  # the third step may have been sent completely before
 
@@ -70,7 +70,7 @@ def test_a_rank_that_fails_while_a_step_is_in_flight_ends_all_in_time(name):
 @pytest.mark.parametrize("transport", [long("mpi"), "gloo"])
 def test_a_slow_rank_is_named_and_waited_for(transport):
     options = [f"--gloo=127.0.0.1:{free_port()}"] if transport == "gloo" else []
-    job = mpirun(3, [FAULTY, "slow", *options], timeout=60, HVD_SPARSE_STALL_SECONDS="1")
+    job = mpirun(3, [FAULTY, "slow", *options], HVD_SPARSE_STALL_SECONDS="1")
     assert job.status == 0, job.output
     assert LAST_STEP in job.output
     assert "has waited 1 s for rank 2 in bucket '" in job.output
@@ -78,7 +78,7 @@ def test_a_slow_rank_is_named_and_waited_for(transport):
 
 @pytest.mark.long
 def test_an_exception_on_one_rank_ends_the_job():
-    job = mpirun(3, [FAULTY, "exception"], timeout=60)
+    job = mpirun(3, [FAULTY, "exception"])
     assert job.status != 0, job.output
     assert "a bug in the user's code" in job.output
     assert "step 2 done" not in job.output
@@ -92,7 +92,7 @@ def test_an_exception_on_one_rank_ends_the_job():
     ],
 )
 def test_ranks_that_differ_are_told_at_construction(fault, ours, theirs):
-    job = mpirun_without_help(2, [FAULTY, fault], timeout=60)
+    job = mpirun_without_help(2, [FAULTY, fault])
     assert failed(job, 0, 1), job.output
     assert job.output.count("InvalidArgumentError: ") == 2, job.output
     assert "rank 1" in job.output

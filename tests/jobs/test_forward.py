@@ -15,6 +15,6 @@ from tests.jobs.launch import mpirun
     ],
 )
 def test_a_job_may_end_while_a_step_is_in_flight(way, says):
-    job = mpirun(2, ["tests/jobs/forward_ranks.py", way], timeout=60)
+    job = mpirun(2, ["tests/jobs/forward_ranks.py", way])
     assert job.status == 0, job.output
     assert all(f"rank {rank} {says}" in job.output for rank in range(2)), job.output

@@ -15,7 +15,7 @@ PROGRAM = "tests/jobs/framework_ranks.py"
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_both_frameworks_give_the_same_bits(ranks, tmp_path):
     for framework in ("torch", "tensorflow"):
-        job = mpirun(ranks, [PROGRAM, framework, str(tmp_path)], timeout=120)
+        job = mpirun(ranks, [PROGRAM, framework, str(tmp_path)])
         assert job.status == 0, job.output
     for rank in range(ranks):
         torch, tensorflow = (

@@ -30,7 +30,6 @@ def test_a_replay_takes_as_long_as_its_compute_and_verifies_every_mode(tmp_path)
         ["benchmarks/replay.py", "--forward", "0.05", "--backward", "0.1", "--dilation", "2",
          "--steps", "2", "--turns", "2", "--interface", "lo", "--json", str(file),
          *(f"--mode={mode}" for mode in modes)],
-        timeout=120,
     )  # fmt: skip
     assert job.status == 0, job.output
     result = json.loads(file.read_text())
@@ -57,7 +56,6 @@ def test_an_adaptive_mode_settles_first_and_tells_its_plan(tmp_path):
         ["benchmarks/replay.py", "--forward", str(forward), "--backward", str(backward),
          "--dilation", str(dilation), "--steps", "2", "--turns", "1", "--json", str(file),
          "--tuning-skipped", "1", "--tuning-timed", "3", "--mode=compute", "--mode=LAGS"],
-        timeout=120,
     )  # fmt: skip
     assert job.status == 0, job.output
     compute, lags = json.loads(file.read_text())["modes"]
@@ -87,7 +85,6 @@ def test_a_replay_over_gloo_runs_dense(tmp_path):
         2,
         ["benchmarks/replay.py", f"--gloo=127.0.0.1:{free_port()}", "--mode=compute",
          "--mode=dense", "--steps=2", "--turns=1", "--json", str(file)],
-        timeout=120,
     )  # fmt: skip
     assert job.status == 0, job.output
     result = json.loads(file.read_text())
@@ -97,7 +94,7 @@ def test_a_replay_over_gloo_runs_dense(tmp_path):
 
 def test_a_replay_that_would_not_fit_into_memory_is_refused():
     options = ["--model=ResNet-50", "--mode=LAGS", "--memory-limit=0.5"]
-    job = mpirun(2, ["benchmarks/replay.py", *options], timeout=60)
+    job = mpirun(2, ["benchmarks/replay.py", *options])
     assert job.status != 0
     assert "memory_limit is 0.5 GiB and 2 ranks need" in job.output
 
@@ -106,7 +103,7 @@ def test_messages_are_timed_by_size(tmp_path):
     file = tmp_path / "messages.json"
     address = f"127.0.0.1:{free_port()}"
     program = ["benchmarks/messages.py", "--address", address, "--json", str(file)]
-    job = mpirun(3, program, timeout=60)
+    job = mpirun(3, program)
     assert job.status == 0, job.output
     messages = json.loads(file.read_text())
     assert [message["bytes"] for message in messages] == [8000, 32000, 128000, 512000, 2000000]
@@ -127,7 +124,7 @@ def test_a_table_runs_from_end_to_end_and_is_void_without_shaped_links(table, me
         "--only", "ResNet-20", "--rate", "1e9", "--repeat", "0", *QUICK,
         "--json", str(file), "--plot", str(plot), "--markdown",
     ]  # fmt: skip
-    job = run(command, timeout=120)
+    job = run(command)
     assert job.status == 0, job.output
     told = json.loads(file.read_text())
     assert all(result["verified"] for result in told["results"])
@@ -138,7 +135,7 @@ def test_a_table_runs_from_end_to_end_and_is_void_without_shaped_links(table, me
     assert "not repeated at another dilation" in row["problems"]
     assert "void, links are not shaped" in job.output
     assert plot.stat().st_size > 10_000
-    again = run([*command, "--resume"], timeout=60)
+    again = run([*command, "--resume"])
     assert again.status == 0, again.output
     assert json.loads(file.read_text()) == told
     assert "verified" in again.output

@@ -19,7 +19,6 @@ def test_tensorflow_resumes_bit_for_bit(ranks, tmp_path):
         job = mpirun(
             ranks,
             [PROGRAM, str(tmp_path), name, *map(str, steps)],
-            timeout=180,
             HOROVOD_FUSION_THRESHOLD="0",  # dense sums in one order; see tests/rank_guard.py
         )
         assert job.status == 0, job.output

@@ -18,7 +18,7 @@ GROWTH = ["--growth", "0.1"]
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_random_exchanges_keep_the_laws_and_hold_on_to_nothing(ranks, tmp_path):
     result = tmp_path / "soak.json"
-    job = mpirun(ranks, [*SOAK, "--exchanges", "120", *GROWTH, "--json", str(result)], timeout=240)
+    job = mpirun(ranks, [*SOAK, "--exchanges", "120", *GROWTH, "--json", str(result)])
     assert job.status == 0, job.output
     content = json.loads(result.read_text())
     assert content["verified"]

@@ -11,7 +11,6 @@ from tests.jobs.launch import free_port, mpirun, mpirun_without_help
 from tests.marks import long
 
 PROGRAM = "tests/jobs/tensorflow_ranks.py"
-SECONDS = 60.0
 ORDERS = ("none", "reversed")
 
 
@@ -19,7 +18,7 @@ ORDERS = ("none", "reversed")
 def events(tmp_path_factory):
     """The trace of a job that trains with variables in one order, and then in the other."""
     trace = tmp_path_factory.mktemp("overlap") / "trace.json"
-    job = mpirun(2, [PROGRAM, *ORDERS], timeout=SECONDS, HVD_SPARSE_TIMELINE=str(trace))
+    job = mpirun(2, [PROGRAM, *ORDERS], HVD_SPARSE_TIMELINE=str(trace))
     assert job.status == 0, job.output
     return json.loads(trace.read_text())
 
@@ -46,7 +45,7 @@ def test_buckets_are_exchanged_while_other_gradients_are_computed(how, events):
 
 @pytest.mark.parametrize("how", [long("raise"), "kill", long("operation")])
 def test_every_rank_ends_when_one_fails(how):
-    job = mpirun_without_help(2, [PROGRAM, how], timeout=SECONDS)
+    job = mpirun_without_help(2, [PROGRAM, how])
     assert "rank 0: AbortedError" in job.output, job.output
     assert "rank 0 ended with status 0" not in job.output
     said = {
@@ -61,7 +60,7 @@ def test_every_rank_ends_when_one_fails(how):
 def test_the_death_of_a_rank_is_told_where_an_operation_of_horovod_fails_first():
     """Over Gloo, Horovod notices it; TensorFlow raises the error of a single operation."""
     options = [f"--gloo=127.0.0.1:{free_port()}", "kill_while_others_compute"]
-    job = mpirun_without_help(3, [PROGRAM, *options], timeout=SECONDS)
+    job = mpirun_without_help(3, [PROGRAM, *options])
     for rank in (0, 1):
         assert f"rank {rank} ended with status 0" not in job.output
         assert re.search(rf"rank {rank}: (Unknown|Aborted)Error", job.output), job.output

@@ -19,7 +19,6 @@ def test_a_trace_lies_beside_horovods(tmp_path):
     job = mpirun(
         2,
         [JOB, "none"],
-        timeout=60,
         HOROVOD_TIMELINE=str(theirs),
         HVD_SPARSE_TIMELINE=str(tmp_path / "ours-{rank}.json"),
     )
@@ -53,7 +52,7 @@ def test_a_trace_lies_beside_horovods(tmp_path):
 @pytest.mark.long  # tests/unit/test_timeline.py kills a process, and a job ends in test_faults.py
 def test_a_killed_job_leaves_whole_files(tmp_path):
     name = str(tmp_path / "{rank}.json")
-    job = mpirun(2, [JOB, "kill in wait"], timeout=60, HVD_SPARSE_TIMELINE=name)
+    job = mpirun(2, [JOB, "kill in wait"], HVD_SPARSE_TIMELINE=name)
     assert job.status != 0, job.output
     assert LAST_STEP not in job.output  # the third step may have been sent completely before
     survivor = check_trace(json.loads((tmp_path / "0.json").read_text()), died=True)
@@ -64,7 +63,7 @@ def test_a_killed_job_leaves_whole_files(tmp_path):
 @pytest.mark.long
 def test_a_bad_file_ends_the_job_before_anything_is_exchanged(tmp_path):
     name = str(tmp_path / "nowhere" / "trace.json")
-    job = mpirun(2, [JOB, "none"], timeout=60, HVD_SPARSE_TIMELINE=name)
+    job = mpirun(2, [JOB, "none"], HVD_SPARSE_TIMELINE=name)
     assert job.status != 0
     assert "HVD_SPARSE_TIMELINE must name a file that rank 0 can write" in job.output
     assert "step 0 done" not in job.output

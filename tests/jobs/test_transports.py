@@ -9,9 +9,6 @@ from tests.jobs.launch import Job, free_port, horovodrun, mpirun
 from tests.marks import long
 
 PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no"]
-SECONDS = 120.0
-# The time in which surviving ranks must end.
-SECONDS_AFTER_A_DEATH = 60.0
 
 
 def passed(job: Job) -> bool:
@@ -25,7 +22,7 @@ def test_gloo():
         "tests/parallel/test_torch_optimizer.py",
         "tests/parallel/test_torch_tuning.py::test_the_real_planner_decides_the_same_everywhere",
     ]
-    job = horovodrun(2, program, timeout=SECONDS, options=("--gloo",))
+    job = horovodrun(2, program, options=("--gloo",))
     assert passed(job), job.output
 
 
@@ -38,7 +35,7 @@ def test_laws_over_gloo(laws):
         "tests/parallel/test_torch_laws.py",
         f"-k=not over_several_steps and not any_number_type and not every_collective and {laws}",
     ]
-    job = horovodrun(2, program, timeout=SECONDS, options=("--gloo",))
+    job = horovodrun(2, program, options=("--gloo",))
     assert passed(job), job.output
 
 
@@ -52,7 +49,7 @@ def test_gloo_with_an_odd_number_of_ranks():
         "tests/parallel/test_laws.py",
         "-k=0.05-engine or test_swap or process_sets or misuse",
     ]
-    job = horovodrun(3, program, timeout=SECONDS, options=("--gloo",))
+    job = horovodrun(3, program, options=("--gloo",))
     assert passed(job), job.output
 
 
@@ -65,19 +62,19 @@ def test_tcp_under_mpirun():
         "tests/parallel/test_laws.py",
         "-k=not pieces and (0.05-engine or not over_several_steps)",
     ]
-    job = mpirun(3, program, timeout=SECONDS, HVD_SPARSE_TRANSPORT="tcp")
+    job = mpirun(3, program, HVD_SPARSE_TRANSPORT="tcp")
     assert passed(job), job.output
 
 
 def test_mpi_without_threads_takes_tcp():
     program = [*PYTEST, "tests/parallel/test_transport.py"]
-    job = mpirun(2, program, timeout=SECONDS, HOROVOD_MPI_THREADS_DISABLE="1")
+    job = mpirun(2, program, HOROVOD_MPI_THREADS_DISABLE="1")
     assert passed(job), job.output
 
 
 def test_horovod_over_gloo_may_be_shut_down_and_initialised_again():
     places = [f"127.0.0.1:{free_port()}" for _ in range(2)]
-    job = mpirun(2, ["tests/jobs/twice.py", *places], timeout=SECONDS)
+    job = mpirun(2, ["tests/jobs/twice.py", *places])
     assert job.status == 0, job.output
     assert job.output.count("life 2 over tcp is done") == 2, job.output
 
@@ -102,7 +99,7 @@ def test_a_fault_of_one_rank_over_gloo_ends_all_in_time_or_is_survived(name):
 @pytest.mark.long  # mpirun ends such a job in test_faults.py, and without help it ends above
 def test_horovodrun_ends_the_job_of_a_killed_rank_over_gloo():
     program = [FAULTY, "kill in wait"]
-    job = horovodrun(2, program, timeout=SECONDS_AFTER_A_DEATH, options=("--gloo",))
+    job = horovodrun(2, program, options=("--gloo",))
     assert job.status != 0, job.output
     assert "step 1 done" in job.output
     assert LAST_STEP not in job.output  # the third step may have been sent completely before

@@ -12,13 +12,16 @@ Imports that no job here needs are skipped:
 * horovodrun imports TensorFlow, five seconds, or else PyTorch, two, each time that it asks what
   Horovod was built with. Horovod's library for PyTorch answers the same in a third of a second.
 
-Python writes a traceback in pieces, which mix with those of other ranks.
+Python writes a traceback in pieces, which mix with those of other ranks. A job that hangs is sent
+SIGUSR1, on which each process tells where its threads are.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import importlib.util
+import signal
 import sys
 from collections.abc import Callable
 from importlib.abc import MetaPathFinder
@@ -83,6 +86,7 @@ def say_at_once(*raised: Any) -> None:
 
 
 sys.excepthook = say_at_once
+faulthandler.register(signal.SIGUSR1)
 sys.modules[NAME] = Deferred(NAME)
 sys.meta_path.insert(0, NotForKeras())
 if [Path(word).name for word in sys.orig_argv[1:2]] == ["horovodrun"]:
