@@ -23,6 +23,7 @@ _TENSOR_MAKERS = {
     "horovod.torch": "torch:from_numpy",
     "horovod.tensorflow": "tensorflow:convert_to_tensor",
 }
+_LENGTH_BYTES = 8  # before each message in a gathering
 
 ProcessSetKey = tuple[int, tuple[int, ...]]  # number and ranks of a process set; see key_of
 
@@ -167,14 +168,16 @@ class World:
     def _allgather_bytes(self, message: bytes) -> list[bytes]:
         """Returns every rank's message, in the order of the ranks. Collective."""
         assert self.allgather is not None
-        payload = np.frombuffer(message, dtype=np.uint8)
-        name = f"hvd_sparse.world.{self.process_set_id}.{next(self.serials)}"
-        sizes = self.allgather(np.array([payload.size], dtype=np.int64), f"{name}.sizes")
-        everything = self.allgather(payload.copy(), f"{name}.bytes")
-        ends = np.cumsum(sizes)
-        return [
-            everything[end - size : end].tobytes() for end, size in zip(ends, sizes, strict=True)
-        ]
+        # Releases until 0.2 gather sizes under this name: Horovod refuses their other type.
+        name = f"hvd_sparse.world.{self.process_set_id}.{next(self.serials)}.sizes"
+        own = len(message).to_bytes(_LENGTH_BYTES, "little") + message
+        everything = self.allgather(np.frombuffer(own, np.uint8).copy(), name).tobytes()
+        received, end = [], 0
+        for _ in range(self.size):
+            start = end + _LENGTH_BYTES
+            end = start + int.from_bytes(everything[end:start], "little")
+            received.append(everything[start:end])
+        return received
 
     def _read(self, rank: int, message: bytes, kind: Any) -> Any:
         try:

@@ -187,9 +187,8 @@ def ranks_where(rank_1_sends, size=3):
     """Returns rank 0's world; rank 1 sends these bytes, and all others what rank 0 sends."""
 
     def allgather(array, name):
-        sent = np.frombuffer(rank_1_sends, np.uint8)
-        if name.endswith(".sizes"):
-            sent = np.array([sent.size])
+        length = np.array([len(rank_1_sends)], "<i8").view(np.uint8)
+        sent = np.append(length, np.frombuffer(rank_1_sends, np.uint8))
         return np.concatenate([sent if rank == 1 else array for rank in range(size)])
 
     return World(0, size, allgather=allgather)
@@ -263,8 +262,9 @@ def test_what_cannot_be_sent_is_named_after_the_others_were_told(thing, size):
     with pytest.raises(InvalidArgumentError, match="cannot tell other ranks"):
         World(0, size, allgather=allgather).allgather_object(thing)
     if size > 1:
+        (message,) = sent
         with pytest.raises(ValueError, match="malformed"):
-            messages.decode(sent[-1], Any)
+            messages.decode(message[8:], Any)
 
 
 def test_a_rank_that_is_alone_gets_what_it_would_get_from_another():

@@ -36,7 +36,7 @@ MOST = {
     "hvd_sparse/places": 208,
     "hvd_sparse/planning": 2125,
     "hvd_sparse/pytorch": 4424,
-    "hvd_sparse/ranks": 494,
+    "hvd_sparse/ranks": 496,
     "hvd_sparse/state": 789,
     "hvd_sparse/stats": 307,
     "hvd_sparse/tensorflow": 3763,
