@@ -87,6 +87,7 @@ class Lifeline:
 
 class WaitLimits:
     fail_seconds: float
+    source: str
     @staticmethod
     def from_environment() -> WaitLimits: ...
     @property

@@ -26,7 +26,7 @@ def limits_of_waits(timeout: float | None) -> _core.WaitLimits:
     """
     limits = _core.WaitLimits.from_environment()
     if timeout is not None and not os.environ.get("HVD_SPARSE_TIMEOUT_SECONDS"):
-        limits.fail_seconds = timeout
+        limits.fail_seconds, limits.source = timeout, "the timeout of the process group"
     return limits
 
 

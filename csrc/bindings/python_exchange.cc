@@ -51,6 +51,7 @@ void BindExchange(py::module_& m) {
       .def_static("from_environment", &WaitLimits::FromEnvironment)
       .def_readonly("warn_seconds", &WaitLimits::warn_seconds, "Then it warns; 0: never.")
       .def_readwrite("fail_seconds", &WaitLimits::fail_seconds, "Then it gives up; 0: never.")
+      .def_readwrite("source", &WaitLimits::source, "Where fail_seconds is set, for errors.")
       .def("timeout_message", &WaitLimits::TimeoutMessage, py::arg("what"));
 
   py::class_<RoundTimes>(m, "RoundTimes")

@@ -11,6 +11,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/base/types.h"
+#include "csrc/comm/patience.h"
 
 namespace hvd_sparse {
 
@@ -45,6 +46,9 @@ class Communicator {
 
   /// Returns the number that a rank of this communicator has in the exchange, for errors.
   virtual int RankInExchange(int rank) const { return rank; }
+
+  /// Returns how long this rank waits for peers that are alive.
+  virtual WaitLimits Limits() const { return WaitLimits::FromEnvironment(); }
 
   /// Sends and receives all messages at once; returns when all have been sent and received.
   ///

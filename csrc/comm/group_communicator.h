@@ -25,6 +25,8 @@ class GroupCommunicator final : public Communicator {
     return whole_.RankInExchange(first_ + stride_ * rank);
   }
 
+  WaitLimits Limits() const override { return whole_.Limits(); }
+
   void Transfer(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override;
   void Begin(Span<const Outgoing> out, Span<Incoming> in, const std::string& what) override;
   void Wait() override;

@@ -15,6 +15,8 @@ namespace hvd_sparse {
 
 class LifelineCommunicator : public Communicator {
  public:
+  WaitLimits Limits() const override { return limits_; }
+
   void Fail(ErrorKind kind, const std::string& reason) override {
     if (lifeline_ != nullptr) lifeline_->Fail(kind, reason);
   }
@@ -39,12 +41,13 @@ class LifelineCommunicator : public Communicator {
 
  protected:
   /// Without a lifeline (null) failures are not reported to or from other ranks.
-  explicit LifelineCommunicator(std::shared_ptr<Lifeline> lifeline)
-      : lifeline_(std::move(lifeline)) {}
+  LifelineCommunicator(std::shared_ptr<Lifeline> lifeline, const WaitLimits& limits)
+      : limits_(limits), lifeline_(std::move(lifeline)) {}
 
   Lifeline* lifeline() const { return lifeline_.get(); }
 
  private:
+  const WaitLimits limits_;
   // Held by the base class, so that its goodbye is sent after the derived class has closed its
   // connections.
   const std::shared_ptr<Lifeline> lifeline_;

@@ -207,7 +207,7 @@ class Streams {
 class MpiCommunicator final : public LifelineCommunicator {
  public:
   MpiCommunicator(MPI_Comm comm, const MpiOptions& options, std::shared_ptr<Lifeline> lifeline)
-      : LifelineCommunicator(std::move(lifeline)), comm_(comm), limits_(options.limits) {
+      : LifelineCommunicator(std::move(lifeline), options.limits), comm_(comm) {
     MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
     MPI_Comm_rank(comm_, &rank_);
     MPI_Comm_size(comm_, &size_);
@@ -278,7 +278,7 @@ class MpiCommunicator final : public LifelineCommunicator {
 
   void WaitForFirst() {
     const Streams& first = *flights_.front();
-    Patience patience(limits_, rank_, first.what(), [&] { return first.Peers(); });
+    Patience patience(Limits(), rank_, first.what(), [&] { return first.Peers(); });
     for (;;) {
       RequireAlive(first);
       Post();
@@ -325,7 +325,6 @@ class MpiCommunicator final : public LifelineCommunicator {
   }
 
   MPI_Comm comm_;
-  WaitLimits limits_;
   std::vector<std::int64_t> chunk_limits_;        // by peer
   std::deque<std::unique_ptr<Streams>> flights_;  // transfers that have begun, in this order
   std::vector<bool> waiting_;                     // see Streams::Post

@@ -18,7 +18,7 @@ constexpr double kWaitSlice = 1.0;
 struct WaitLimits {
   double warn_seconds = 60;                           ///< then warn, and go on waiting; 0: never
   double fail_seconds = 1800;                         ///< then give up; 0: never
-  const char* source = "HVD_SPARSE_TIMEOUT_SECONDS";  ///< of fail_seconds, in errors
+  std::string source = "HVD_SPARSE_TIMEOUT_SECONDS";  ///< of fail_seconds, in errors
 
   /// Returns limits from HVD_SPARSE_STALL_SECONDS and HVD_SPARSE_TIMEOUT_SECONDS, or the defaults
   /// if unset.

@@ -30,10 +30,9 @@ class TcpCommunicator final : public LifelineCommunicator {
  public:
   TcpCommunicator(int rank, std::vector<ListenAddress> addresses, Listener listener,
                   const WaitLimits& limits, std::shared_ptr<Lifeline> lifeline)
-      : LifelineCommunicator(std::move(lifeline)),
+      : LifelineCommunicator(std::move(lifeline), limits),
         rank_(rank),
         connections_(this->lifeline() == nullptr ? 1 : this->lifeline()->connections()),
-        limits_(limits),
         streams_(addresses.size()),
         rendezvous_(rank, std::move(addresses), std::move(listener), connections_,
                     this->lifeline() != nullptr) {}
@@ -160,7 +159,7 @@ class TcpCommunicator final : public LifelineCommunicator {
 
   void WaitFor(const Flight& flight) {
     const std::string& what = flight.what;
-    Patience patience(limits_, rank_, what, [this] { return Peers(); });
+    Patience patience(Limits(), rank_, what, [this] { return Peers(); });
     bool moving = true;
     while (!flight.done()) {
       if (moving) {
@@ -265,7 +264,6 @@ class TcpCommunicator final : public LifelineCommunicator {
   }
 
   const int rank_, connections_;
-  const WaitLimits limits_;
   std::vector<std::vector<TcpStream>> streams_;  // by peer; none until one is needed
   std::set<int> requested_;                      // peers with whom connections were requested
   TcpRendezvous rendezvous_;

@@ -16,10 +16,10 @@ SUFFIXES = {".py", ".h", ".cc", ".cu", ".cuh"}
 # with. Who raises a number says in the commit what that buys; who deletes code lowers it.
 MOST = {
     "csrc/base": 418,
-    "csrc/bindings": 1661,
+    "csrc/bindings": 1662,
     "csrc/collectives": 2076,
-    "csrc/comm": 2999,
-    "csrc/cuda": 4451,
+    "csrc/comm": 3000,
+    "csrc/cuda": 4448,
     "csrc/devices": 175,
     "csrc/exchange": 3383,
     "csrc/kernels": 1719,

@@ -7,8 +7,8 @@
 
 namespace hvd_sparse::cuda {
 
-GpuTransport::GpuTransport(Communicator* comm, int device, const WaitLimits& limits, bool on_trial)
-    : comm_(*comm), device_(device), limits_(limits), on_trial_(on_trial) {
+GpuTransport::GpuTransport(Communicator* comm, int device, bool on_trial)
+    : comm_(*comm), device_(device), limits_(comm->Limits()), on_trial_(on_trial) {
   const OnDevice current(device_);
   stream_ = std::make_unique<Stream>();
   mark_ = std::make_unique<Event>();

@@ -25,7 +25,7 @@
 
 namespace hvd_sparse::cuda {
 
-/// The longest wait of a trial, or half of HVD_SPARSE_TIMEOUT_SECONDS if that is shorter: a rank
+/// The longest wait of a trial, or half of the communicator's limit if that is shorter: a rank
 /// whose trial has failed waits for those that still try. NCCL takes some time to connect many
 /// ranks.
 constexpr double kTrialSeconds = 30;
@@ -49,7 +49,7 @@ class GpuTransport : public DeviceTransport {
   void Begin(const std::string& operation);
 
   /// Waits on the CPU until a stream has done all its work, which ends the operation. Throws the
-  /// error that ended the exchange, or Timeout after HVD_SPARSE_TIMEOUT_SECONDS; `what` names the
+  /// error that ended the exchange, or Timeout after the communicator's limit; `what` names the
   /// operation that waits.
   void Await(cudaStream_t stream, const std::string& what);
 
@@ -61,7 +61,7 @@ class GpuTransport : public DeviceTransport {
 
  protected:
   /// Connects the ranks of `comm`, which must outlive this object, for memory of `device`.
-  GpuTransport(Communicator* comm, int device, const WaitLimits& limits, bool on_trial = false);
+  GpuTransport(Communicator* comm, int device, bool on_trial = false);
 
   /// Names the ranks that a stream waits for, as they follow "rank" in warnings and errors.
   virtual std::string AwaitedRanks() const = 0;

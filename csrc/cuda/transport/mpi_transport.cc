@@ -45,8 +45,7 @@ const GpuTransportOption& MpiOption() {
         return "";
       },
       [](Communicator* comm, int device, const Invitation&) {
-        return MakeGpuCollectives(
-            device, std::make_unique<MpiTransport>(comm, device, WaitLimits::FromEnvironment()));
+        return MakeGpuCollectives(device, std::make_unique<MpiTransport>(comm, device));
       }};
   return option;
 }

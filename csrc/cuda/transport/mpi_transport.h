@@ -22,7 +22,6 @@
 #include <string>
 
 #include "csrc/comm/communicator.h"
-#include "csrc/comm/patience.h"
 #include "csrc/cuda/transport/gpu_transport.h"
 
 namespace hvd_sparse::cuda {
@@ -31,8 +30,7 @@ class MpiTransport final : public GpuTransport {
  public:
   /// Connects the ranks of `comm`, which accepts device memory and must outlive this object.
   /// Nothing else may use `comm` during Move.
-  MpiTransport(Communicator* comm, int device, const WaitLimits& limits)
-      : GpuTransport(comm, device, limits) {}
+  MpiTransport(Communicator* comm, int device) : GpuTransport(comm, device) {}
 
   const char* Name() const override { return "MPI"; }
 

@@ -129,9 +129,8 @@ const GpuTransportOption& NcclOption() {
         LoadKernels(device);
         const OnDevice current(device);
         Trial trial(comm->Size());
-        auto transport =
-            std::make_unique<NcclTransport>(nccl::Library::Get(), nccl::IdIn(invitation), comm,
-                                            device, WaitLimits::FromEnvironment());
+        auto transport = std::make_unique<NcclTransport>(nccl::Library::Get(),
+                                                         nccl::IdIn(invitation), comm, device);
         trial.Run(transport.get());
         return MakeGpuCollectives(device, std::move(transport));
       },

@@ -27,8 +27,8 @@ constexpr int kMostCtas = 8;
 }  // namespace
 
 NcclTransport::NcclTransport(const nccl::Library& library, const nccl::UniqueId& id,
-                             Communicator* comm, int device, const WaitLimits& limits)
-    : GpuTransport(comm, device, limits, /*on_trial=*/true),
+                             Communicator* comm, int device)
+    : GpuTransport(comm, device, /*on_trial=*/true),
       library_(library),
       connected_(static_cast<std::size_t>(comm->Size())) {
   const OnDevice current(device);

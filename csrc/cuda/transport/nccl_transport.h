@@ -36,7 +36,6 @@
 
 #include "csrc/base/error.h"
 #include "csrc/comm/communicator.h"
-#include "csrc/comm/patience.h"
 #include "csrc/cuda/base/stream.h"
 #include "csrc/cuda/transport/gpu_transport.h"
 #include "csrc/cuda/transport/nccl_library.h"
@@ -50,7 +49,7 @@ class NcclTransport final : public GpuTransport {
   ///
   /// Throws the error that ended the exchange, and NCCL's. The transport is on trial.
   NcclTransport(const nccl::Library& library, const nccl::UniqueId& id, Communicator* comm,
-                int device, const WaitLimits& limits);
+                int device);
 
   /// Finalises NCCL's communicator if all is well; otherwise, or after two seconds, aborts it.
   ~NcclTransport() override;

@@ -43,7 +43,7 @@ class FinishesFirst {
 class Alone final : public GpuTransport {
  public:
   Alone(Communicator* comm, int device, const std::function<void()>& check)
-      : GpuTransport(comm, device, WaitLimits::FromEnvironment()), check_(check) {}
+      : GpuTransport(comm, device), check_(check) {}
 
   const char* Name() const override { return "nothing"; }
   void Move(Span<const DeviceOut>, Span<const DeviceIn>, cudaStream_t) override {}

@@ -31,7 +31,7 @@ class CudaMpiTransport : public CudaTest {
     for (int rank = 0; rank < size; ++rank) {
       threads.emplace_back([&, rank] {
         DeviceLoopback comm(world, rank);
-        MpiTransport transport(&comm, 0, {});
+        MpiTransport transport(&comm, 0);
         const Stream stream;
         program(transport, comm, stream.get());
       });

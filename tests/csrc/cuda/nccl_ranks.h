@@ -32,11 +32,11 @@ struct NcclConnection {
   std::string problem;  ///< also empty if a rank does not want NCCL
 };
 
-inline NcclConnection ConnectNccl(Communicator* comm, int device, const WaitLimits& limits) {
+inline NcclConnection ConnectNccl(Communicator* comm, int device) {
   const DeviceAgreement agreed = AgreeOnNccl(comm, device);
   if (agreed.option == nullptr) return {nullptr, agreed.unmet};
   auto transport = std::make_unique<cuda::NcclTransport>(
-      nccl::Library::Get(), nccl::IdIn(agreed.invitation), comm, device, limits);
+      nccl::Library::Get(), nccl::IdIn(agreed.invitation), comm, device);
   transport->EndTrial();
   return {std::move(transport), ""};
 }
@@ -49,7 +49,7 @@ inline std::string OnNcclRanks(
   OnRanks(size, [&](Communicator& comm) {
     const int device = comm.Rank() % static_cast<int>(CudaDeviceNames().size());
     const cuda::OnDevice current(device);
-    const NcclConnection made = ConnectNccl(&comm, device, {});
+    const NcclConnection made = ConnectNccl(&comm, device);
     problems[static_cast<std::size_t>(comm.Rank())] = made.problem;
     if (made.transport != nullptr) program(*made.transport, comm);
   });

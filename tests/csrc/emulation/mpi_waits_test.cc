@@ -99,7 +99,7 @@ TEST_F(MpiWait, EndsAtTheLimitOfTimeAndNothingIsLost) {
 TEST_F(MpiWait, IsRefusedForAStreamThatIsBeingCaptured) {
   const auto world = std::make_shared<LoopbackWorld>(2);
   DeviceLoopback comm(world, 0);
-  cuda::MpiTransport transport(&comm, 0, {});
+  cuda::MpiTransport transport(&comm, 0);
   emulation::streams_capture = true;
   std::vector<char> memory(8);
   const Error refused =
@@ -115,7 +115,7 @@ TEST_F(MpiWait, MemoryThatMpiMayStillUseIsNeverFreed) {
     DeviceLoopback comm(std::make_shared<LoopbackWorld>(2), 0, [](Communicator&, const auto&) {
       Throw(ErrorKind::kPeerLost, "rank 1 was lost");
     });
-    cuda::MpiTransport transport(&comm, 0, {});
+    cuda::MpiTransport transport(&comm, 0);
     emulated_calls = {};
     {
       cuda::DeviceGTopK rounds(1000, 10, {}, &transport);

@@ -29,8 +29,8 @@ constexpr std::int64_t kBytes = 64;
 
 class NcclFailure : public WaitingInNccl {};
 
-std::unique_ptr<NcclTransport> Connect(Communicator* comm, const WaitLimits& limits = {}) {
-  NcclConnection made = ConnectNccl(comm, 0, limits);
+std::unique_ptr<NcclTransport> Connect(Communicator* comm) {
+  NcclConnection made = ConnectNccl(comm, 0);
   EXPECT_EQ(made.problem, "");
   return std::move(made.transport);
 }
@@ -95,11 +95,10 @@ bool HangUntilIdle() {
 }
 
 TEST_P(NcclFailureOnTheDevice, IsEndedAtTheLimitThoughCudaAnswersNoCall) {
+  ::setenv("HVD_SPARSE_TIMEOUT_SECONDS", "0.2", 1);
   emulation::device_is_idle = &HangUntilIdle;
   OnRanks(2, [](Communicator& comm) {
-    WaitLimits limits;
-    limits.fail_seconds = 0.2;
-    const auto transport = Connect(&comm, limits);
+    const auto transport = Connect(&comm);
     WaitForOthers(comm, 0);
     transport->Begin("bucket 'b', gtopk");
     const Error error = comm.Rank() == 0 ? Swap(transport.get(), 1) : Thrown([&] {
@@ -112,11 +111,10 @@ TEST_P(NcclFailureOnTheDevice, IsEndedAtTheLimitThoughCudaAnswersNoCall) {
 }
 
 TEST_P(NcclFailure, TheOthersAreToldWhenACallOfNcclsHangs) {
+  ::setenv("HVD_SPARSE_TIMEOUT_SECONDS", "0.2", 1);
   static auto* const hold = OF_FAKE_NCCL(fake_nccl_hold_sends);
   OnRanks(2, [](Communicator& comm) {
-    WaitLimits limits;
-    limits.fail_seconds = 0.2;
-    const auto transport = Connect(&comm, limits);
+    const auto transport = Connect(&comm);
     WaitForOthers(comm, 0);
     if (comm.Rank() == 0) {
       hold(true);
@@ -150,10 +148,9 @@ TEST_P(NcclFailure, WhatNcclMeetsEndsTheExchangeOnAllRanks) {
 }
 
 TEST_P(NcclFailure, APeerThatNeverComesIsGivenUpAtTheLimit) {
+  ::setenv("HVD_SPARSE_TIMEOUT_SECONDS", "0.2", 1);
   OnRanks(2, [](Communicator& comm) {
-    WaitLimits limits;
-    limits.fail_seconds = 0.2;
-    const auto transport = Connect(&comm, limits);
+    const auto transport = Connect(&comm);
     WaitForOthers(comm, 0);
     const Error error = comm.Rank() == 0 ? Swap(transport.get(), 1) : Thrown([&] {
       for (;; std::this_thread::yield()) transport->Check();
@@ -173,8 +170,7 @@ TEST_P(NcclFailure, ARankThatFailsInsteadOfConnectingFreesTheOthers) {
       return;
     }
     const Error error = Thrown([&] {
-      const NcclTransport transport(nccl::Library::Get(), nccl::IdIn(agreed.invitation), &comm, 0,
-                                    {});
+      const NcclTransport transport(nccl::Library::Get(), nccl::IdIn(agreed.invitation), &comm, 0);
     });
     EXPECT_EQ(error.kind(), ErrorKind::kOutOfMemory);
     EXPECT_TRUE(Says(error, "rank 1 ran out of memory; rank ")) << error.what();

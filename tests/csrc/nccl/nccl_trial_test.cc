@@ -87,9 +87,8 @@ class NcclTrialAlone : public WithFakeNccl {};
 
 /// The rank that failed waits for those that still try, and must not give up first.
 TEST_F(NcclTrialAlone, ThatFailsEarlyOnARankEndsBeforeThatRankGivesUp) {
-  ::setenv("HVD_SPARSE_TIMEOUT_SECONDS", "2", 1);
   OF_FAKE_NCCL(fake_nccl_refuse_rank)(1, nccl::kRemoteError);
-  TcpRanks(3, WaitLimits::FromEnvironment()).Run([](Communicator& comm) {
+  TcpRanks(3, WaitLimits{60, 2}).Run([](Communicator& comm) {
     const DeviceConnection made = ConnectDevices(&comm, kGpu);
     EXPECT_EQ(made.collectives, nullptr);
     EXPECT_NE(made.how.find("rank 1 failed in "), std::string::npos) << made.how;
