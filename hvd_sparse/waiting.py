@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,10 +23,7 @@ def limits_of_waits(timeout: float | None) -> _core.WaitLimits:
         timeout: The deadline in seconds if HVD_SPARSE_TIMEOUT_SECONDS is not set: that of the
             library that runs the ranks; None: the default.
     """
-    limits = _core.WaitLimits.from_environment()
-    if timeout is not None and not os.environ.get("HVD_SPARSE_TIMEOUT_SECONDS"):
-        limits.fail_seconds, limits.source = timeout, "the timeout of the process group"
-    return limits
+    return _core.WaitLimits.from_environment(timeout)
 
 
 def wait_until(

@@ -48,10 +48,10 @@ void BindExchange(py::module_& m) {
            py::call_guard<py::gil_scoped_release>());
 
   py::class_<WaitLimits>(m, "WaitLimits", "How long a rank waits for peers that are alive.")
-      .def_static("from_environment", &WaitLimits::FromEnvironment)
+      .def_static("from_environment", &WaitLimits::FromEnvironment,
+                  py::arg("group_timeout") = std::nullopt)
       .def_readonly("warn_seconds", &WaitLimits::warn_seconds, "Then it warns; 0: never.")
-      .def_readwrite("fail_seconds", &WaitLimits::fail_seconds, "Then it gives up; 0: never.")
-      .def_readwrite("source", &WaitLimits::source, "Where fail_seconds is set, for errors.")
+      .def_readonly("fail_seconds", &WaitLimits::fail_seconds, "Then it gives up; 0: never.")
       .def("timeout_message", &WaitLimits::TimeoutMessage, py::arg("what"));
 
   py::class_<RoundTimes>(m, "RoundTimes")

@@ -18,9 +18,9 @@ constexpr int kSpins = 1000;  // looks before the first sleep: a millisecond if 
 // poll().
 constexpr int kSpinsBeforePoll = 100;
 
-double SecondsFrom(const char* variable, double otherwise) {
+std::optional<double> SecondsFrom(const char* variable) {
   const char* text = std::getenv(variable);
-  if (text == nullptr || *text == '\0') return otherwise;
+  if (text == nullptr || *text == '\0') return std::nullopt;
   char* end = nullptr;
   const double seconds = std::strtod(text, &end);
   Require(*end == '\0' && seconds >= 0, variable, " must be a number of seconds >= 0, got '", text,
@@ -39,10 +39,15 @@ microseconds SleepAfter(double waited_seconds, double seconds_without_progress) 
 
 }  // namespace
 
-WaitLimits WaitLimits::FromEnvironment() {
+WaitLimits WaitLimits::FromEnvironment(std::optional<double> group_timeout) {
   WaitLimits limits;
-  limits.warn_seconds = SecondsFrom("HVD_SPARSE_STALL_SECONDS", limits.warn_seconds);
-  limits.fail_seconds = SecondsFrom("HVD_SPARSE_TIMEOUT_SECONDS", limits.fail_seconds);
+  limits.warn_seconds = SecondsFrom("HVD_SPARSE_STALL_SECONDS").value_or(limits.warn_seconds);
+  if (const auto seconds = SecondsFrom(limits.source)) {
+    limits.fail_seconds = *seconds;
+  } else if (group_timeout) {
+    limits.fail_seconds = *group_timeout;
+    limits.source = "the timeout of the process group";
+  }
   return limits;
 }
 

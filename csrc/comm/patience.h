@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <functional>
+#include <optional>
 #include <string>
 
 namespace hvd_sparse {
@@ -18,11 +19,11 @@ constexpr double kWaitSlice = 1.0;
 struct WaitLimits {
   double warn_seconds = 60;                           ///< then warn, and go on waiting; 0: never
   double fail_seconds = 1800;                         ///< then give up; 0: never
-  std::string source = "HVD_SPARSE_TIMEOUT_SECONDS";  ///< of fail_seconds, in errors
+  const char* source = "HVD_SPARSE_TIMEOUT_SECONDS";  ///< of fail_seconds, in errors
 
   /// Returns limits from HVD_SPARSE_STALL_SECONDS and HVD_SPARSE_TIMEOUT_SECONDS, or the defaults
-  /// if unset.
-  static WaitLimits FromEnvironment();
+  /// if unset. `group_timeout`: the default of fail_seconds, if the ranks' group has one.
+  static WaitLimits FromEnvironment(std::optional<double> group_timeout = std::nullopt);
 
   /// Returns the text, for the errors of all waits, that `what` was waited for until the deadline.
   std::string TimeoutMessage(const std::string& what) const;

@@ -8,6 +8,8 @@ from tests.jobs.faults import FAULTS, FAULTY, LAST_STEP, break_job
 from tests.jobs.launch import Job, free_port, horovodrun, mpirun
 from tests.marks import long
 
+# The time in which surviving ranks must end.
+SECONDS_AFTER_A_DEATH = 60.0
 PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no"]
 
 
@@ -101,5 +103,6 @@ def test_horovodrun_ends_the_job_of_a_killed_rank_over_gloo():
     program = [FAULTY, "kill in wait"]
     job = horovodrun(2, program, options=("--gloo",))
     assert job.status != 0, job.output
+    assert job.seconds < SECONDS_AFTER_A_DEATH
     assert "step 1 done" in job.output
     assert LAST_STEP not in job.output  # the third step may have been sent completely before
